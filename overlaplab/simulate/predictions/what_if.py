@@ -16,7 +16,7 @@ from overlaplab.manifest import Manifest, strategy_traits
 from overlaplab.simulate.predictions import wide_answers
 from overlaplab.simulate.predictions.answer import Answer, Question, median_step
 from overlaplab.simulate.predictions.device import require_device
-from overlaplab.simulate.predictions.device_answers import device_answer, device_least_ns
+from overlaplab.simulate.predictions.device_answers import device_answer
 from overlaplab.simulate.predictions.rank_answers import predict_ranks
 from overlaplab.simulate.programs.setting import Setting
 from overlaplab.simulate.undisturbed import recorded_spans_ns
@@ -91,16 +91,6 @@ def steps_by_ranks(run: Run, question: Question, counts: Sequence[int]) -> pd.Da
     table["throughput"] = table["step_ns"].iloc[0] / table["step_ns"] if len(table) else pd.Series(dtype="float64")
     held = [held_bytes(run.manifest, question.setting.strategy, count) for count in counts]
     return table.assign(held_bytes=pd.array(held, dtype="Int64"))
-
-
-def best_found_ns(run: Run, question: Question) -> int | None:
-    """The mean step with the best buckets found, on CPUs; None where that is unknown."""
-    return None if is_on_gpus(run) else wide_answers.best_found_ns(run, question)
-
-
-def least_ns(run: Run) -> int | None:
-    """What no buckets are shorter than, on GPUs; None where that is unknown."""
-    return device_least_ns(run) if is_on_gpus(run) else None
 
 
 def held_bytes(manifest: Manifest | None, strategy: str | None, ranks: int) -> int | None:

@@ -110,7 +110,9 @@ def wide_mean_step_ns(run: Run, played: WidePlayed, setting: Setting) -> int:
 
 
 def best_found_ns(run: Run, question: Question) -> int | None:
-    """The mean step with the best buckets found; None without any, or where more than caps, link and ranks change."""
+    """The mean step with the best buckets found; None without any, as on GPUs, or where more than caps, link and ranks
+    change.
+    """
     setting = question.setting
     changeable = ("bucket_cap_mb", "first_bucket_mb", "link", "ranks")
     recorded = run.manifest.link if run.manifest else None

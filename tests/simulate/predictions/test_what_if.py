@@ -138,7 +138,7 @@ def test_by_cap_and_ranks() -> None:
 
 def test_no_cap_beats_the_best_buckets_found() -> None:
     run = sample_run("sweep/cap-25")
-    best = what_if.best_found_ns(run, Question(setting=Setting(bucket_cap_mb=1.0)))
+    best = wide_answers.best_found_ns(run, Question(setting=Setting(bucket_cap_mb=1.0)))
     assert best is not None
     alone = overlaplab.summary(run).eval("span_ns - exposed_comm_ns").mean()
     assert (
@@ -149,14 +149,14 @@ def test_no_cap_beats_the_best_buckets_found() -> None:
     more = Setting(ranks=8)
     assert (
         best
-        < (what_if.best_found_ns(run, Question(setting=more)) or 0)
+        < (wide_answers.best_found_ns(run, Question(setting=more)) or 0)
         < what_if.answer(run, Question(setting=more)).step_ns
     )
     slower = replace(linked(run), bandwidth_gbps=linked(run).bandwidth_gbps / 4)
-    assert (what_if.best_found_ns(run, Question(setting=Setting(link=slower))) or 0) > best
-    assert what_if.best_found_ns(run, Question(setting=Setting(strategy="zero1"))) is None
-    assert what_if.best_found_ns(run, Question(setting=Setting(), algorithm="auto")) is None
-    assert what_if.best_found_ns(sample_run("zero3"), Question(setting=Setting())) is None
+    assert (wide_answers.best_found_ns(run, Question(setting=Setting(link=slower))) or 0) > best
+    assert wide_answers.best_found_ns(run, Question(setting=Setting(strategy="zero1"))) is None
+    assert wide_answers.best_found_ns(run, Question(setting=Setting(), algorithm="auto")) is None
+    assert wide_answers.best_found_ns(sample_run("zero3"), Question(setting=Setting())) is None
 
 
 def test_each_rank_of_zero3_holds_less_as_there_are_more() -> None:
