@@ -17,8 +17,13 @@ from overlaplab.analyses.summary import summary
 from overlaplab.analyses.worst import worst_step
 from overlaplab.events import Run, missing_ranks
 from overlaplab.manifest import strategy_traits
-from overlaplab.simulate.advice.devices import device_settings
-from overlaplab.simulate.advice.tried import best_setting, depths_played, played_gain_half_ns, scattered_caps
+from overlaplab.simulate.advice.tried import (
+    best_setting,
+    depths_played,
+    device_settings,
+    played_gain_half_ns,
+    scattered_caps,
+)
 from overlaplab.simulate.bound import sendable_gradients
 from overlaplab.simulate.buckets.caps import cap_ranges, closing_caps
 from overlaplab.simulate.buckets.cutting import best_cutting, last_end

@@ -12,24 +12,30 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from itertools import chain
 from math import hypot
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
 from overlaplab.costs.memory import joined_units_bytes, prefetched_bytes, whole_gradients_bytes, whole_parameters_bytes
 from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run, once_per_run, step_windows
+from overlaplab.evidence.dependencies import longest_wait
 from overlaplab.evidence.host_work import pauses_within
 from overlaplab.manifest import Manifest, strategy_traits
-from overlaplab.simulate.advice.devices import PlayedRemedy, Times, device_remedies, setting_remedy
 from overlaplab.simulate.advice.edit_remedies import edit_remedies
 from overlaplab.simulate.advice.pipelines import pipeline_gain_half_ns, pipeline_remedies
 from overlaplab.simulate.advice.tried import (
+    SettingPlayed,
     best_setting,
+    count_stretches,
     depths_played,
+    device_settings,
+    playable_programs,
     played_gain_half_ns,
     scattered_caps,
     units_played,
@@ -37,6 +43,7 @@ from overlaplab.simulate.advice.tried import (
 from overlaplab.simulate.buckets.search import bucket_searches
 from overlaplab.simulate.edits.hosts import host_works
 from overlaplab.simulate.player import Program, StuckError, play
+from overlaplab.simulate.predictions.device import predict_device
 from overlaplab.simulate.programs import all_programs, is_served
 from overlaplab.simulate.programs.buckets import recuttings
 from overlaplab.simulate.programs.edits import EDITS, apply_edits
@@ -68,6 +75,22 @@ _MIN_PAUSE_SHARE = 0.02
 """Where pauses take a smaller share of a step, the range of the host in which they lie is not looked up."""
 _MIN_LARGEST_SHARE = 0.5
 """Where one gradient has a larger share of all gradients' bytes, doing without it is tried."""
+_MAX_STRETCHES_WITH_SETTINGS = 4_000
+"""Stretches of computation where caps or prefetch depths are played for the first screen as well: some seconds."""
+
+Times = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlayedRemedy:
+    """A remedy of a run, played."""
+
+    name: str
+    about: dict[str, Any]
+    """Its `setting` or `what`, and `half_ns` where it has one of its own: see `gains`."""
+    before_ns: Times
+    """How long the steps take without it, of shape (ranks, steps)."""
+    after_ns: Times
 
 
 def remedies(run: Run) -> pd.DataFrame:
@@ -141,7 +164,29 @@ def _cpu_remedies(run: Run) -> Iterator[PlayedRemedy]:
                 yield PlayedRemedy(name=name, about=about, before_ns=before_ns, after_ns=after_ns)
         for played in (scattered_caps(run), depths_played(run), units_played(run)):
             if (best := best_setting(run, played)) is not None:
-                yield setting_remedy(best, before_ns)
+                yield _setting_remedy(best, before_ns)
+
+
+def device_remedies(run: Run) -> Iterator[PlayedRemedy]:
+    """Each remedy of a run on GPUs."""
+    if (programs := playable_programs(run)) is None:
+        return
+    for name, about, edit in edit_remedies(run, host_works(programs.programs), on_devices=True):
+        with suppress(OverlaplabError):  # it does not apply
+            prediction = predict_device(run, Setting(edits=(edit,)))
+            waits = {"what": longest_wait(run)} if name == "device_waits" else {}
+            before_ns, after_ns = prediction.recorded_ns, prediction.predicted_ns
+            yield PlayedRemedy(name=name, about=about | waits, before_ns=before_ns, after_ns=after_ns)
+    if count_stretches(run) > _MAX_STRETCHES_WITH_SETTINGS:
+        return
+    if (best := best_setting(run, device_settings(run))) is not None:
+        yield _setting_remedy(best, predict_device(run, Setting()).recorded_ns)
+
+
+def _setting_remedy(best: SettingPlayed, before_ns: Times) -> PlayedRemedy:
+    """A setting as a remedy."""
+    about = {"setting": best.value, "half_ns": best.half_ns}
+    return PlayedRemedy(name=best.option, about=about, before_ns=before_ns, after_ns=best.spans_ns)
 
 
 def _table(rows: Sequence[Mapping[str, Any]], types: Mapping[str, str]) -> pd.DataFrame:
