@@ -25,7 +25,7 @@ from overlaplab.simulate.buckets.caps import CapRange, cap_ranges
 from overlaplab.simulate.buckets.cutting import last_end
 from overlaplab.simulate.fill_buckets import CAP_MB, MIB, assign
 from overlaplab.simulate.gpus.buckets import gradient_sizes, is_of_one_size
-from overlaplab.simulate.gpus.streams import DevicePrograms
+from overlaplab.simulate.gpus.streams import DevicePrograms, device_programs
 from overlaplab.simulate.player import Program, StuckError, find_launches, play
 from overlaplab.simulate.predictions.answer import DEPTHS, interval
 from overlaplab.simulate.predictions.device import require_device
@@ -36,8 +36,7 @@ from overlaplab.simulate.programs.larger_units import join_units
 from overlaplab.simulate.programs.options import strategy_options
 from overlaplab.simulate.programs.setting import Setting
 from overlaplab.simulate.programs.uncertainty import units_apart_ns
-from overlaplab.simulate.recorded import editable_programs, plain_programs
-from overlaplab.simulate.replayed import replay_steps
+from overlaplab.simulate.recorded import editable_programs, plain_programs, recorded_programs
 from overlaplab.simulate.undisturbed import TIE, mean_step_ns, recorded_spans_ns
 
 _MAX_FURTHER_UNITS = 4
@@ -83,14 +82,26 @@ def best_setting(run: Run, played: Sequence[SettingPlayed]) -> SettingPlayed | N
 def played_gain_half_ns(run: Run) -> int | None:
     """Half of the 95 % interval of a gain that was played, see `gain_half_ns`; None where nothing can be played."""
     try:
-        table = replay_steps(run)
+        played = replayed_spans_ns(run)
     except StuckError:
         return None
-    if table.empty:
+    if not played.size:
         return None
-    played = table["replayed_ns"].to_numpy().reshape(len(run.traces), -1).mean(axis=0)
     step_ns = mean_step_ns(run, recorded_spans_ns(run))
-    return gain_half_ns(step_ns, prediction_interval(run, step_ns, list(played)))
+    return gain_half_ns(step_ns, prediction_interval(run, step_ns, played.mean(axis=0).tolist()))
+
+
+def replayed_spans_ns(run: Run) -> npt.NDArray[np.int64]:
+    """How long all steps take as the recorded programs play them, of shape (ranks, steps).
+
+    Empty where the traces do not tell what waited for what. Raises `StuckError` where ranks launch collectives in
+    different orders.
+    """
+    if (device := device_programs(run)) is not None:
+        played = play(device.programs)
+        return np.array([played.spans_ns(place) for place in device.steps], dtype=np.int64)
+    recorded = recorded_programs(run)
+    return np.empty((0, 0), dtype=np.int64) if recorded is None else play(recorded.programs).all_spans_ns()
 
 
 @once_per_run
