@@ -18,6 +18,7 @@ from overlaplab.sections.blocks import Chart
 from overlaplab.simulate.fill_buckets import CAP_MB, MIB
 from overlaplab.simulate.predictions import what_if
 from overlaplab.simulate.predictions.answer import DEPTHS, Answer, Question, interval
+from overlaplab.simulate.predictions.cpu_answers import best_found_ns, is_wide
 from overlaplab.simulate.predictions.device import device_manifest
 from overlaplab.simulate.predictions.device_answers import (
     Option,
@@ -27,7 +28,6 @@ from overlaplab.simulate.predictions.device_answers import (
     whole_bytes,
 )
 from overlaplab.simulate.predictions.error import Interval, gain_half_ns
-from overlaplab.simulate.predictions.wide_answers import best_found_ns, is_wide
 from overlaplab.simulate.programs.buckets import find_recutting
 from overlaplab.simulate.programs.setting import Setting
 from overlaplab.simulate.undisturbed import mean_step_ns, recorded_spans_ns

@@ -19,10 +19,10 @@ from overlaplab.load import load_manifest
 from overlaplab.manifest import Manifest
 from overlaplab.simulate.fill_buckets import MIB
 from overlaplab.simulate.player import Launch, Program
+from overlaplab.simulate.predictions.cpu_answers import RankPrediction, predict_ranks
 from overlaplab.simulate.predictions.device import DevicePrediction, device_manifest, predict_device
 from overlaplab.simulate.predictions.error import Interval, prediction_interval, recorded_caps
 from overlaplab.simulate.predictions.events import played_events
-from overlaplab.simulate.predictions.rank_answers import RankPrediction, predict_ranks
 from overlaplab.simulate.predictions.trace_event import Event
 from overlaplab.simulate.programs.options import strategy_options
 from overlaplab.simulate.programs.pipelined import changed_pipeline, is_pipelined

@@ -13,11 +13,10 @@ from overlaplab.costs.memory import formula
 from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run, is_on_gpus
 from overlaplab.manifest import Manifest, strategy_traits
-from overlaplab.simulate.predictions import wide_answers
+from overlaplab.simulate.predictions import cpu_answers
 from overlaplab.simulate.predictions.answer import Answer, Question, median_step
 from overlaplab.simulate.predictions.device import require_device
 from overlaplab.simulate.predictions.device_answers import device_answer
-from overlaplab.simulate.predictions.rank_answers import predict_ranks
 from overlaplab.simulate.programs.setting import Setting
 from overlaplab.simulate.undisturbed import recorded_spans_ns
 from overlaplab.traits import TRAITS
@@ -31,8 +30,8 @@ def why_not(run: Run) -> str | None:
             return None
         if run.manifest is not None and run.manifest.phantom_ranks:
             return "its other ranks are phantoms"
-        if not wide_answers.is_wide(run):
-            predict_ranks(run, Setting())
+        if not cpu_answers.is_wide(run):
+            cpu_answers.predict_ranks(run, Setting())
     except OverlaplabError as error:
         return message_without_path(run, error)
     return None
@@ -47,9 +46,9 @@ def answer(run: Run, question: Question) -> Answer:
     """The question, played. Raises `OverlaplabError` where the run cannot tell."""
     if is_on_gpus(run):
         return device_answer(run, question.setting)
-    if wide_answers.is_wide(run):
-        return wide_answers.wide_answer(run, question)
-    return predict_ranks(run, question.setting).answer()
+    if cpu_answers.is_wide(run):
+        return cpu_answers.wide_answer(run, question)
+    return cpu_answers.predict_ranks(run, question.setting).answer()
 
 
 def measured_span_ns(run: Run) -> int:
@@ -73,9 +72,9 @@ def _steps_by(
         if is_on_gpus(run):
             rows.append([value, answer(run, changed).step_ns])
         else:
-            program, played = wide_answers.play_question(run, changed)
-            step_ns = wide_answers.wide_mean_step_ns(run, played, changed.setting)
-            rows.append([value, step_ns, wide_answers.count_buckets(program)][: len(columns)])
+            program, played = cpu_answers.play_question(run, changed)
+            step_ns = cpu_answers.wide_mean_step_ns(run, played, changed.setting)
+            rows.append([value, step_ns, cpu_answers.count_buckets(program)][: len(columns)])
     return pd.DataFrame(rows, columns=columns).astype({name: "float64" if name == "bucket_cap_mb" else "int64"})
 
 
