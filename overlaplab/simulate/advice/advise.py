@@ -25,9 +25,9 @@ from overlaplab.simulate.advice.tried import (
     scattered_caps,
 )
 from overlaplab.simulate.bound import sendable_gradients
-from overlaplab.simulate.buckets.caps import cap_ranges, closing_caps
 from overlaplab.simulate.buckets.cutting import best_cutting, last_end
 from overlaplab.simulate.buckets.search import BucketsPlayed, Candidate, bucket_search
+from overlaplab.simulate.fill_buckets import cap_ranges, closing_caps
 from overlaplab.simulate.transfers import times_beyond
 from overlaplab.simulate.undisturbed import TIE, mean_step_ns, recorded_spans_ns, undisturbed_steps
 

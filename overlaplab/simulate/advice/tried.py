@@ -21,9 +21,8 @@ from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run, activity, is_on_gpus, once_per_run
 from overlaplab.manifest import strategy_traits
 from overlaplab.simulate.bound import sendable_gradients
-from overlaplab.simulate.buckets.caps import CapRange, cap_ranges
 from overlaplab.simulate.buckets.cutting import last_end
-from overlaplab.simulate.fill_buckets import CAP_MB, MIB, assign
+from overlaplab.simulate.fill_buckets import CAP_MB, MIB, CapRange, assign, cap_ranges
 from overlaplab.simulate.gpus.buckets import gradient_sizes, is_of_one_size
 from overlaplab.simulate.gpus.streams import DevicePrograms, device_programs
 from overlaplab.simulate.player import Program, StuckError, find_launches, play

@@ -17,9 +17,8 @@ import numpy.typing as npt
 from overlaplab.events import Run, once_per_run
 from overlaplab.manifest import Link
 from overlaplab.simulate.buckets.bucketed_moves import with_bucketed_moves
-from overlaplab.simulate.buckets.caps import cap_for, cap_ranges, closing_caps
 from overlaplab.simulate.buckets.least import Least, launch_cuttings, least_steps
-from overlaplab.simulate.fill_buckets import MIB
+from overlaplab.simulate.fill_buckets import MIB, cap_for, cap_ranges, closing_caps
 from overlaplab.simulate.player import StuckError
 from overlaplab.simulate.programs.buckets import Recutting, find_recutting, recuttings
 from overlaplab.simulate.programs.times import retime_program
