@@ -1,4 +1,5 @@
-"""Other buckets for the gradients of a recorded run: its programs with these, and everything else as recorded.
+"""Other buckets for the gradients of a recorded run: its programs with these, and everything else as recorded; and the
+edits that ask for them.
 
 [Note: costs]: docs/design/plays.md, Other caps.
 """
@@ -23,14 +24,16 @@ from overlaplab.manifest import Link, Manifest, strategy_traits
 from overlaplab.simulate.displaced import with_displaced
 from overlaplab.simulate.edits.model import wait_at_pass_end
 from overlaplab.simulate.fill_buckets import CAP_MB, MIB, assign
+from overlaplab.simulate.play_errors import refusal
 from overlaplab.simulate.player import Launch, Mark, Program, StuckError, find_launches, play
-from overlaplab.simulate.programs.models import find_models, keep_model, named_buckets
+from overlaplab.simulate.programs.models import find_models, keep_model, model_name, named_buckets
 from overlaplab.simulate.programs.profile import wake_ns
 from overlaplab.simulate.programs.times import transfer_times
 from overlaplab.simulate.programs.without_buckets import WithoutBuckets, without_buckets
 from overlaplab.simulate.recorded import Recorded, plain_programs
 from overlaplab.simulate.transfers import no_less, times_beyond
 from overlaplab.traits import TRAITS, Traits
+from overlaplab.words import known_names
 
 Buckets = Sequence[Sequence[str]]
 """The gradients of each bucket by their names, in order of launch."""
@@ -237,3 +240,45 @@ def _recorded_buckets(recorded: Recorded) -> tuple[tuple[str, ...], ...] | None:
             passes.append([])
     sent = {tuple(buckets) for buckets in passes if buckets}
     return sent.pop() if len(sent) == 1 else None
+
+
+def cut_by_arrival(
+    run: Run, programs: Sequence[Program], _value: str | None, link: Link | None
+) -> list[Program] | None:
+    """Gradients in their order of arrival, in DDP's buckets; None where they are so, or their buckets are unknown."""
+    if (cut := find_recutting(run)) is None or (buckets := cut.cut_by_arrival()) is None:
+        return None
+    return _cut_behind(run, cut, programs, link).programs(buckets)
+
+
+def cut_model(run: Run, programs: Sequence[Program], value: str | None, link: Link | None) -> list[Program] | None:
+    """One model's gradients in buckets of another cap: the value is `MODEL:MB`."""
+    name, _, text = (value or "").rpartition(":")
+    cuts = {model_name(cut.order): cut for cut in recuttings(run)}
+    if name not in cuts:
+        raise refusal(
+            run, f"no model whose buckets are known is called {name}", known_names(name, cuts) if cuts else None
+        )
+    try:
+        cap_bytes = int(float(text) * MIB)
+    except (ValueError, OverflowError):
+        cap_bytes = 0
+    if cap_bytes <= 0:
+        raise refusal(run, f"{text} is no cap in MiB", f"As in --edit model-cap={name}:25")
+    cut = cuts[name]
+    recorded = keep_model(replace(cut.recorded, programs=tuple(map(tuple, programs))), set(cut.order))
+    return _cut_behind(run, cut, recorded.programs, link).programs(cut.cut(cap_bytes))
+
+
+def _cut_behind(run: Run, cut: Recutting, programs: Sequence[Program], link: Link | None) -> Recutting:
+    """The model's cutting of these programs, behind this link. Raises `OverlaplabError` where its buckets are others
+    than those recorded, as an edit before has changed them.
+    """
+    before, after = (
+        [(launch.parameters, launch.bytes) for program in each for launch in named_buckets(program)]
+        for each in (cut.recorded.programs[: len(programs)], programs)
+    )
+    if before != after:
+        what = "its buckets are no longer as recorded"
+        raise refusal(run, what, "Ask for this edit before others of the buckets, and for the cap of one model")
+    return cut.with_programs(run, programs, link)

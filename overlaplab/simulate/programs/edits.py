@@ -25,7 +25,7 @@ from overlaplab.simulate.gpus import edits as devices
 from overlaplab.simulate.gpus.streams import DevicePrograms
 from overlaplab.simulate.play_errors import refusal
 from overlaplab.simulate.player import Move, Program, Work, find_launches
-from overlaplab.simulate.programs.bucket_edits import cut_by_arrival, cut_model
+from overlaplab.simulate.programs.buckets import cut_by_arrival, cut_model
 from overlaplab.simulate.programs.larger_units import join_units
 from overlaplab.simulate.recorded import plain_programs
 from overlaplab.simulate.transfers import takes_ns, transfers
