@@ -20,8 +20,15 @@ from overlaplab.simulate.edits.collectives import (
     without_launches,
 )
 from overlaplab.simulate.edits.hosts import balance_rank, even_out_work, without_host_work, without_pauses
-from overlaplab.simulate.edits.model import halve_bytes, keep_gathered, last_pass_only, update_whole, wait_at_pass_end
-from overlaplab.simulate.edits.unused import unused_parameters, without_unused
+from overlaplab.simulate.edits.model import (
+    halve_bytes,
+    keep_gathered,
+    last_pass_only,
+    unused_parameters,
+    update_whole,
+    wait_at_pass_end,
+    without_unused,
+)
 from overlaplab.simulate.fill_buckets import assign
 from overlaplab.simulate.player import End, Launch, Mark, Move, Wait, Work, play
 from overlaplab.simulate.programs.larger_units import larger_units, unit_order

@@ -1,7 +1,8 @@
 """What a step of a run on CPUs would take with another setting.
 
-Ranks that do the same are played as one, fast enough to answer a slider; those that launch different collectives (stages
-of a pipeline, groups beside each other, a parameter server) each by itself. docs/design/plays.md, The page What if.
+Ranks that do the same are played as one, fast enough to answer a slider; those that launch different collectives
+(stages of a pipeline, groups beside each other, a parameter server) each by itself. docs/design/plays.md, The page What
+if.
 """
 
 from __future__ import annotations

@@ -20,7 +20,6 @@ from overlaplab.simulate.edits.hosts import (
     without_launch_overhead,
     without_pauses,
 )
-from overlaplab.simulate.edits.unused import without_unused
 from overlaplab.simulate.gpus import edits as devices
 from overlaplab.simulate.gpus.streams import DevicePrograms
 from overlaplab.simulate.play_errors import refusal
@@ -160,7 +159,7 @@ def _without_unused(run: Run, programs: Programs, _value: str | None, link: Link
     recorded = plain_programs(run)
     if recorded is None or missing_ranks(run):
         return None
-    return without_unused(programs, recorded.gradients, partial(takes_ns, transfers(run, run.traces[0], link)))
+    return model.without_unused(programs, recorded.gradients, partial(takes_ns, transfers(run, run.traces[0], link)))
 
 
 def _larger_units(run: Run, programs: Programs, value: str | None, link: Link | None) -> list[Program] | None:
