@@ -17,8 +17,8 @@ from overlaplab.dashboard.heap import rest_modules
 from overlaplab.manifest import strategy_traits
 from overlaplab.sections.what_if import what_if_parts
 from overlaplab.simulate.predictions.answer import Question
+from overlaplab.simulate.predictions.cpu_answers import play_question
 from overlaplab.simulate.predictions.error import recorded_caps
-from overlaplab.simulate.predictions.wide_answers import play_question
 from overlaplab.simulate.programs.setting import Setting
 
 SAMPLE = Path(__file__).parents[1] / "traces" / "bucketed"

@@ -42,9 +42,8 @@ def caps_predicted(
 ) -> alt.LayerChart:
     """The step by cap: rows of `what_if.steps_by_cap` and `recorded_caps`, on either side the interval's half.
 
-    A named line at the recorded step, `measured_ns`, whose cap is not known, at `what_if.best_found_ns`,
-    and at `what_if.least_ns`.
-    `advised_mb`: the cap that `advise` finds best.
+    A named line at the recorded step, `measured_ns`, whose cap is not known, at `cpu_answers.best_found_ns`,
+    and at `device_answers.device_least_ns`. `advised_mb`: the cap that `advise` finds best.
     """
     named = (("measured", measured_ns), (what_if.BEST_FOUND, found_ns), (what_if.BEST_POSSIBLE, least_ns))
     levels = [level for name, ns in named for level in _level(name, ns)]

@@ -17,9 +17,9 @@ from overlaplab.simulate.programs.setting import Setting
 from overlaplab.words import count, doubt_clause, join_names, ms, percent
 
 BEST_FOUND = "best buckets found"
-"""The name of the line at `what_if.best_found_ns`."""
+"""The name of the line at `cpu_answers.best_found_ns`."""
 BEST_POSSIBLE = "best buckets possible"
-"""The name of the line at `what_if.least_ns`."""
+"""The name of the line at `device_answers.device_least_ns`."""
 _ALGORITHMS: dict[Algorithm, str] = {
     "ring": "Collectives go around a ring",
     "auto": "Each collective takes the faster of a ring and trees, as NCCL chooses",

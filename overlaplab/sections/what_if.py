@@ -17,11 +17,17 @@ from overlaplab.manifest import Manifest, strategy_traits
 from overlaplab.sections.blocks import Chart
 from overlaplab.simulate.fill_buckets import CAP_MB, MIB
 from overlaplab.simulate.predictions import what_if
-from overlaplab.simulate.predictions.answer import DEPTHS, Answer, Question
+from overlaplab.simulate.predictions.answer import DEPTHS, Answer, Question, interval
+from overlaplab.simulate.predictions.cpu_answers import best_found_ns, is_wide
 from overlaplab.simulate.predictions.device import device_manifest
-from overlaplab.simulate.predictions.device_answers import Option, least_cap_mb, option_or_why, whole_bytes
+from overlaplab.simulate.predictions.device_answers import (
+    Option,
+    device_least_ns,
+    least_cap_mb,
+    option_or_why,
+    whole_bytes,
+)
 from overlaplab.simulate.predictions.error import Interval, gain_half_ns
-from overlaplab.simulate.predictions.wide_answers import is_wide
 from overlaplab.simulate.programs.buckets import find_recutting
 from overlaplab.simulate.programs.setting import Setting
 from overlaplab.simulate.undisturbed import mean_step_ns, recorded_spans_ns
@@ -77,7 +83,7 @@ def what_if_parts(run: Run, question: Question, recorded: pd.DataFrame, note: st
         question=question,
         manifest=device_manifest(run),
         answer=answer,
-        interval=what_if.interval(run, answer, recorded),
+        interval=interval(run, answer, recorded),
         measured_ns=round(mean_step_ns(run, recorded_spans_ns(run))),
         note=note,
     )
@@ -211,7 +217,7 @@ def _over_option(
     cap = played.question.setting.bucket_cap_mb or played.manifest.bucket_cap_mb
     if cap is None and played.manifest.strategy is not None and not is_on_gpus(played.run):
         cap = CAP_MB
-    found_ns = what_if.best_found_ns(played.run, played.question)
+    found_ns = best_found_ns(played.run, played.question)
     draw = partial(
         charts.caps_predicted,
         tried,
@@ -221,7 +227,7 @@ def _over_option(
         advised_mb,
         measured_ns=played.measured_ns if cap is None else None,
         found_ns=None if found_ns is None else min(found_ns, int(tried["step_ns"].min())),
-        least_ns=what_if.least_ns(played.run),
+        least_ns=device_least_ns(played.run) if is_on_gpus(played.run) else None,
     )
     return [Chart("caps_predicted", draw, played.note, as_held(tried, "by_cap"))]
 

@@ -20,12 +20,11 @@ from overlaplab.evidence.executions import executions
 from overlaplab.evidence.selection import rows_by_rank, selected_traces, selected_windows
 from overlaplab.manifest import Link, strategy_traits
 from overlaplab.selection import EVERYTHING, Selection
-from overlaplab.simulate.buckets.best_rows import best_rows
 from overlaplab.simulate.buckets.cutting import best_cutting
-from overlaplab.simulate.buckets.search import BucketSearch, bucket_search
+from overlaplab.simulate.buckets.search import bucket_search
 from overlaplab.simulate.issued import Issued, issued_by_step, progress
-from overlaplab.simulate.player import Launch, Move, Wait, Work, play
-from overlaplab.simulate.programs.models import sends_unnamed
+from overlaplab.simulate.player import End, Launch, Mark, Move, Played, Program, Wait, Work, play
+from overlaplab.simulate.programs.models import named_buckets, sends_unnamed
 from overlaplab.simulate.transfers import Transfers, halved_ns, transfers
 
 _NUMBERS = ("span_ns", "compute_ns", "transfer_ns", "bound_ns")
@@ -83,35 +82,52 @@ def _played_bounds(run: Run, link: Link | None) -> dict[tuple[int | None, int | 
 
 
 def best_buckets(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
-    """One row per rank, step and bucket of the best buckets found, in order of launch, as they were played (see
-    `best_rows`); else of the best cutting for the rank alone (see [Note: any cap]). Empty where neither is
-    known.
+    """One row per rank, step and bucket of the best buckets found, in order of launch, as they were played; else of the
+    best cutting for the rank alone (see [Note: any cap]). Empty where neither is known.
 
     Columns, in Int64: `rank`, `step`, `index`, `gradients` (how many), `bytes`, `ready_ns`, `start_ns`, `end_ns`: from
     the step's start, and so is `last_ns`, when the last gradient is there. Of a rank alone computation is at its
-    recorded times until then, and what is sent after that right behind it. Raises `OverlaplabError` for an unknown rank
-    or step.
+    recorded times until then, and what is sent after that right behind it. Steps with several passes that send
+    gradients have no rows. Raises `OverlaplabError` for an unknown rank or step.
     """
     search = bucket_search(run)
     if search is not None and search.best_found is not None:
-        return _played_rows(run, search, selection)
-    rows = rows_by_rank(run, selection, partial(_best_of_trace, run)) if _has_bounds(run) else []
+        rows = _played_rows(run, search.cut.programs(search.best_found.buckets), selection)
+    else:
+        rows = rows_by_rank(run, selection, partial(_best_of_trace, run)) if _has_bounds(run) else []
     return pd.DataFrame(rows, columns=list(_BEST)).astype("Int64")
 
 
-def _played_rows(run: Run, search: BucketSearch, selection: Selection) -> pd.DataFrame:
+def _played_rows(run: Run, programs: Sequence[Program], selection: Selection) -> list[dict[str, Any]]:
     chosen = {
         (trace.rank, window.step)
         for trace in selected_traces(run, selection)
         for window in selected_windows(trace, selection)
     }
-    windows = [step_windows(trace) for trace in run.traces]
-    rows: list[dict[str, int | None]] = []
-    for row in best_rows(search):
-        named = run.traces[row["rank"]].rank, windows[row["rank"]][row["step"]].step
-        if named in chosen:
-            rows.append({**row, "rank": named[0], "step": named[1]})
-    return pd.DataFrame(rows, columns=list(_BEST)).astype("Int64")
+    played = play(programs)
+    rows: list[dict[str, Any]] = []
+    for trace, program, over_ns in zip(run.traces, programs, played.over_ns, strict=True):
+        ends = [place for place, move in enumerate(program) if isinstance(move, End)]
+        for window, (begin, end) in zip(step_windows(trace), pairwise(ends), strict=True):
+            if (trace.rank, window.step) in chosen:
+                names = {"rank": trace.rank, "step": window.step}
+                rows += (names | row for row in _rows_of_step(program[begin:end], over_ns[begin:end], played))
+    return rows
+
+
+def _rows_of_step(moves: Program, over_ns: Sequence[int], played: Played) -> Iterator[dict[str, int]]:
+    """The buckets of one rank's step; none where several of its passes send gradients."""
+    marks = [(move, at_ns) for move, at_ns in zip(moves, over_ns, strict=True) if isinstance(move, Mark)]
+    if sum(mark.word == "backward_end" for mark, _ in marks) != 1:
+        return
+    begun, arrived = over_ns[0], {mark.name: at_ns for mark, at_ns in marks if mark.word == "gradient"}
+    last_ns = max(arrived.values(), default=begun)
+    for index, launch in enumerate(named_buckets(moves)):
+        start, end = played.carried[launch.key]
+        ready_ns = max((arrived[name] for name in launch.parameters if name in arrived), default=begun)
+        times = {"ready_ns": ready_ns, "start_ns": start, "end_ns": end, "last_ns": last_ns}
+        row = {"index": index, "gradients": len(launch.parameters), "bytes": launch.bytes}
+        yield row | {name: at_ns - begun for name, at_ns in times.items()}
 
 
 def _has_bounds(run: Run) -> bool:

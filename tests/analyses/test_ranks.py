@@ -20,7 +20,7 @@ from overlaplab.events import Tables
 from overlaplab.findings import run_warnings
 from overlaplab.load.places import Located
 from overlaplab.load.run_folder import FileOpener
-from overlaplab.simulate.advice import devices
+from overlaplab.simulate.advice import tried
 
 SAMPLES = Path(__file__).parents[2] / "traces"
 TABLES: tuple[Callable[[Run], pd.DataFrame], ...] = (
@@ -99,7 +99,7 @@ def test_what_advises_reads_one_rank_again(
     assert CliRunner().invoke(app, [*line, str(tmp_path)]).exit_code == 0
     assert sorted(read) == ["rank0.pt.trace.json.gz", "rank1.pt.trace.json.gz"]
     read.clear()
-    monkeypatch.setattr(devices, "_MAX_STRETCHES", 1)
+    monkeypatch.setattr(tried, "_MAX_STRETCHES", 1)
     assert CliRunner().invoke(app, [*line, str(tmp_path)]).exit_code == 0
     assert len(read) == 1
     read.clear()

@@ -11,7 +11,8 @@ from made.traces import event, launched, run_of, step
 
 from overlaplab.evidence.dependencies import blocking_calls, device_events
 from overlaplab.evidence.stream_waits import stream_waits
-from overlaplab.simulate.replayed import replay_steps
+from overlaplab.simulate.advice.tried import replayed_spans_ns
+from overlaplab.simulate.undisturbed import recorded_spans_ns
 
 COPY = launched("Memcpy HtoD (Pinned -> Device)", 21, 30, 155, stream=COPIES, correlation=10, cat="gpu_memcpy")
 FOR_THE_COPY = [*record(22, 11), *wait(23, 12, COMPUTE, on=COPIES, recorded_by=11)]
@@ -87,5 +88,5 @@ def test_without_fields_there_is_nothing(tmp_path: Path) -> None:
 def test_steps_with_recorded_waits_are_played_to_the_nanosecond(tmp_path: Path) -> None:
     later = [step(4, 400, 800), *computing(410, 420, 500, 15)]
     events = [*reduced(), *WAITS, *COPY, *FOR_THE_COPY, *computing(25, 161, 200), *later]
-    table = replay_steps(run_of(tmp_path, events, backend="nccl"))
-    assert table["span_ns"].tolist() == table["replayed_ns"].tolist()
+    run = run_of(tmp_path, events, backend="nccl")
+    assert recorded_spans_ns(run).tolist() == replayed_spans_ns(run).tolist()

@@ -10,7 +10,7 @@ import pytest
 from overlaplab import findings
 from overlaplab.findings import what_if
 from overlaplab.manifest import Link
-from overlaplab.simulate.predictions.what_if import Interval
+from overlaplab.simulate.predictions.error import Interval
 from overlaplab.simulate.programs.setting import Setting
 
 LINK = Link(emulated=True, bandwidth_gbps=1.0, latency_us=500.0, world_size=2)

@@ -14,7 +14,7 @@ from samples import sample_run
 import overlaplab
 from overlaplab.errors import OverlaplabError
 from overlaplab.sections.what_if import what_if_parts
-from overlaplab.simulate.predictions import wide_answers
+from overlaplab.simulate.predictions import cpu_answers
 from overlaplab.simulate.predictions.answer import Question
 from overlaplab.simulate.predictions.device import device_manifest
 from overlaplab.simulate.predictions.error import recorded_caps
@@ -40,13 +40,13 @@ def test_after_the_first_answer_no_move_of_a_slider_makes_programs(monkeypatch: 
     recorded = recorded_caps(manifest, [manifest])
     what_if_parts(run, Question(setting=Setting()), recorded, None)
     made: list[Setting] = []
-    as_ever = wide_answers.made_programs
+    as_ever = cpu_answers.made_programs
 
     def counted(run: Any, setting: Setting) -> Any:
         made.append(setting)
         return as_ever(run, setting)
 
-    monkeypatch.setattr(wide_answers, "made_programs", counted)
+    monkeypatch.setattr(cpu_answers, "made_programs", counted)
     faster = replace(manifest.link, bandwidth_gbps=50.0)
     for setting in (Setting(link=faster), Setting(ranks=10_000), Setting(bucket_cap_mb=1.0)):
         what_if_parts(run, Question(setting=setting), recorded, None)

@@ -20,8 +20,15 @@ from overlaplab.simulate.edits.collectives import (
     without_launches,
 )
 from overlaplab.simulate.edits.hosts import balance_rank, even_out_work, without_host_work, without_pauses
-from overlaplab.simulate.edits.model import halve_bytes, keep_gathered, last_pass_only, update_whole, wait_at_pass_end
-from overlaplab.simulate.edits.unused import unused_parameters, without_unused
+from overlaplab.simulate.edits.model import (
+    halve_bytes,
+    keep_gathered,
+    last_pass_only,
+    unused_parameters,
+    update_whole,
+    wait_at_pass_end,
+    without_unused,
+)
 from overlaplab.simulate.fill_buckets import assign
 from overlaplab.simulate.player import End, Launch, Mark, Move, Wait, Work, play
 from overlaplab.simulate.programs.larger_units import larger_units, unit_order
@@ -270,12 +277,12 @@ def test_gradients_averaged_between_replicas_in_the_last_pass_alone() -> None:
 
 
 def test_half_the_bytes() -> None:
-    changed = halve_bytes([STEP], {"all_reduce": lambda size: 2 * size // 25})
+    changed = halve_bytes([STEP], {"all_reduce": lambda size: 2 * size // 25}.get)
     assert changed is not None
     assert [move for move in changed[0] if isinstance(move, Launch) and move.role] == [
         replace(BUCKET, transfer_ns=6, bytes=50)
     ]
-    assert halve_bytes([STEP], {}) is None
+    assert halve_bytes([STEP], lambda kind: None) is None
 
 
 def test_what_is_no_longer_launched_saves_its_cost() -> None:

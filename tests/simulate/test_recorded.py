@@ -16,14 +16,13 @@ from samples import sample_run, unlabelled, with_recorders_labels
 import overlaplab
 from overlaplab.events import step_windows
 from overlaplab.simulate.advice.remedies import gains, remedies
-from overlaplab.simulate.advice.tried import played_gain_half_ns
+from overlaplab.simulate.advice.tried import played_gain_half_ns, replayed_spans_ns
 from overlaplab.simulate.player import End, Launch, Mark, Wait, Work, play
 from overlaplab.simulate.programs import made_programs
 from overlaplab.simulate.programs.setting import Setting
 from overlaplab.simulate.programs.uncertainty import units_apart_ns
 from overlaplab.simulate.recorded import recorded_programs
-from overlaplab.simulate.replayed import replay_steps
-from overlaplab.simulate.undisturbed import mean_step_ns
+from overlaplab.simulate.undisturbed import mean_step_ns, recorded_spans_ns
 
 SAMPLES = Path(__file__).parents[2] / "traces"
 SITUATIONS = Path(__file__).parents[1] / "situations" / "recorded"
@@ -52,13 +51,13 @@ def test_a_replay_gives_the_recorded_steps(name: str) -> None:
 def test_a_replay_needs_no_labels_of_passes(tmp_path: Path) -> None:
     """The Recorder writes none around anybody's loop, nor when a bucket is done: torch's ranges tell."""
     run = overlaplab.load_run(with_recorders_labels("torch-ddp", tmp_path))
-    table = replay_steps(run)
-    assert len(table) == 6
-    assert table["replayed_ns"].tolist() == pytest.approx(table["span_ns"].tolist(), rel=0.001)
+    replayed_ns = replayed_spans_ns(run)
+    assert replayed_ns.size == 6
+    assert replayed_ns == pytest.approx(recorded_spans_ns(run), rel=0.001)
     gains, labelled = (
         table.set_index("remedy")["gain_ns"] for table in (remedies(run), remedies(sample_run("torch-ddp")))
     )
-    assert gains.to_dict() == pytest.approx(labelled.to_dict(), abs=0.01 * table["span_ns"].mean())
+    assert gains.to_dict() == pytest.approx(labelled.to_dict(), abs=0.01 * recorded_spans_ns(run).mean())
 
 
 @pytest.mark.parametrize("name", PLAYED)
@@ -122,10 +121,10 @@ def test_collectives_of_plain_gloo_do_not_queue(tmp_path: Path) -> None:
     recorded = recorded_programs(run)
     assert recorded is not None
     assert not any(move.queues for program in recorded.programs for move in program if isinstance(move, Launch))
-    table = replay_steps(run)
-    assert (table["replayed_ns"] / table["span_ns"] - 1).abs().max() < 0.01
+    replayed_ns = replayed_spans_ns(run)
+    assert replayed_ns == pytest.approx(recorded_spans_ns(run), rel=0.01)
     plain = overlaplab.load_run(unlabelled(SAMPLES / "torch-ddp-gloo", tmp_path))
-    assert len(replay_steps(plain)) == len(table)
+    assert replayed_spans_ns(plain).shape == replayed_ns.shape
     assert "leave_out" not in set(remedies(plain)["remedy"])
 
 
@@ -134,8 +133,7 @@ def test_a_rank_alone_is_played_as_its_collectives_took(name: str) -> None:
     """The recorded steps come of it, and no edit that needs to know how long other collectives take."""
     run = sample_run(name)
     alone = replace(run, traces=run.traces[:1])
-    table = replay_steps(alone)
-    assert table["replayed_ns"].tolist() == pytest.approx(table["span_ns"].tolist(), rel=0.001)
+    assert replayed_spans_ns(alone) == pytest.approx(recorded_spans_ns(alone), rel=0.001)
     assert not {"cap", "half_the_bytes", "balance", "even_work", "larger_units"} & set(gains(alone)["remedy"])
 
 
@@ -202,5 +200,5 @@ def test_hops_by_hand_need_no_link(tmp_path: Path) -> None:
         shutil.copy(path, tmp_path)
     document = json.loads((SAMPLES / "ring" / "run.json").read_text())
     (tmp_path / "run.json").write_text(json.dumps(document | {"link": None}))
-    table = replay_steps(overlaplab.load_run(tmp_path))
-    assert (table["replayed_ns"] / table["span_ns"] - 1).abs().max() < 0.01
+    run = overlaplab.load_run(tmp_path)
+    assert replayed_spans_ns(run) == pytest.approx(recorded_spans_ns(run), rel=0.01)

@@ -21,6 +21,7 @@ from overlaplab.findings import Advised
 from overlaplab.manifest import strategy_traits
 from overlaplab.sections.run_tables import RunTables
 from overlaplab.simulate.advice.edit_remedies import edit_of_action
+from overlaplab.simulate.advice.tried import replayed_spans_ns
 from overlaplab.simulate.player import find_launches
 from overlaplab.simulate.predictions import what_if
 from overlaplab.simulate.predictions.answer import Question
@@ -28,7 +29,7 @@ from overlaplab.simulate.predictions.predict import predict
 from overlaplab.simulate.programs.buckets import find_recutting, recuttings
 from overlaplab.simulate.programs.setting import Setting
 from overlaplab.simulate.recorded import recorded_programs
-from overlaplab.simulate.replayed import replay_steps
+from overlaplab.simulate.undisturbed import recorded_spans_ns
 
 FOLDER = Path(__file__).parent / "recorded"
 
@@ -176,7 +177,7 @@ def test_gradients_of_models_without_labels_are_no_other_collectives() -> None:
         each_step = zip(*[iter(find_launches(programs[0]))] * len(buckets), strict=True)
         assert [[launch.what for launch in step] for step in each_step] == [list(buckets)] * 2
         assert {launch.role for launch in find_launches(programs[0])} == {"bucket"}
-    assert replay_steps(run)["replayed_ns"].tolist() == replay_steps(run)["span_ns"].tolist()
+    assert replayed_spans_ns(run).tolist() == recorded_spans_ns(run).tolist()
 
 
 def test_collectives_of_groups_that_share_ranks_are_played_as_recorded() -> None:
@@ -188,7 +189,7 @@ def test_collectives_of_groups_that_share_ranks_are_played_as_recorded() -> None
     assert {launch.bytes for launch in averages} == {50_000}
     assert all(4.5e6 < launch.transfer_ns < 8e6 for launch in averages), "500 µs, and 8 bits in 10 ns"
     assert median(launch.host_ns for launch in averages) < 0.5e6
-    assert replay_steps(run)["replayed_ns"].tolist() == pytest.approx(replay_steps(run)["span_ns"].tolist(), rel=0.001)
+    assert replayed_spans_ns(run) == pytest.approx(recorded_spans_ns(run), rel=0.001)
     assert diagnosis is not None
     scattered = next(each for each in diagnosis.actions if each.action.name == "last_all_reduce")
     assert scattered.gain_ns / 1e6 == pytest.approx(168, abs=48)  # a single step; three recordings of all: 137

@@ -28,11 +28,10 @@ from overlaplab.simulate.fill_buckets import CAP_MB
 from overlaplab.simulate.further import Skew
 from overlaplab.simulate.gpus.buckets import is_of_one_size
 from overlaplab.simulate.predictions.answer import DEPTHS, Question
+from overlaplab.simulate.predictions.cpu_answers import is_wide, playable_plan, playable_schedules
 from overlaplab.simulate.predictions.device import require_device, why_no_other_ranks
 from overlaplab.simulate.predictions.device_answers import option_or_why
-from overlaplab.simulate.predictions.rank_answers import playable_plan, playable_schedules
 from overlaplab.simulate.predictions.what_if import message_without_path
-from overlaplab.simulate.predictions.wide_answers import is_wide
 from overlaplab.simulate.programs import is_served
 from overlaplab.simulate.programs.buckets import find_recutting, recuttings
 from overlaplab.simulate.programs.options import has_first_bucket

@@ -17,12 +17,17 @@ from overlaplab.analyses.summary import summary
 from overlaplab.analyses.worst import worst_step
 from overlaplab.events import Run, missing_ranks
 from overlaplab.manifest import strategy_traits
-from overlaplab.simulate.advice.devices import device_settings
-from overlaplab.simulate.advice.tried import best_setting, depths_played, played_gain_half_ns, scattered_caps
+from overlaplab.simulate.advice.tried import (
+    best_setting,
+    depths_played,
+    device_settings,
+    played_gain_half_ns,
+    scattered_caps,
+)
 from overlaplab.simulate.bound import sendable_gradients
-from overlaplab.simulate.buckets.caps import cap_ranges, closing_caps
 from overlaplab.simulate.buckets.cutting import best_cutting, last_end
 from overlaplab.simulate.buckets.search import BucketsPlayed, Candidate, bucket_search
+from overlaplab.simulate.fill_buckets import cap_ranges, closing_caps
 from overlaplab.simulate.transfers import times_beyond
 from overlaplab.simulate.undisturbed import TIE, mean_step_ns, recorded_spans_ns, undisturbed_steps
 
@@ -150,11 +155,10 @@ def _rows_by_bound(run: Run) -> Iterator[dict[str, Any]]:
     tied = [row for row in rows if row["gain_ns"] >= longest - TIE * int(window["span_ns"])]
     best = min(tied, key=lambda row: (row["buckets"], len(f"{row['bucket_cap_mb']:g}")), default=None)
     yield from (row | {"best": row is best} for row in rows)
-    counts = best_cutting(gradients.ready_ns, gradients.bytes, gradients.takes)[1]
+    end_ns, counts = best_cutting(gradients.ready_ns, gradients.bytes, gradients.takes)
     ends = np.cumsum(counts).tolist()
     cut = [gradients.bytes[end - count : end] for end, count in zip(ends, counts, strict=True)]
-    late_ns = last_end(gradients.ready_ns, gradients.bytes, counts, gradients.takes) - gradients.ready_ns[-1]
-    best_row = _row_by_bound(window, "buckets", tuple(map(sum, cut)), late_ns)
+    best_row = _row_by_bound(window, "buckets", tuple(map(sum, cut)), end_ns - gradients.ready_ns[-1])
     yield best_row | {"caps_mb": tuple(closing_caps(cut)), "best": True}
 
 

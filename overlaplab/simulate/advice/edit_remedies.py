@@ -9,7 +9,7 @@ from overlaplab.analyses.late_rank import computes_longer, is_chronic, late_step
 from overlaplab.events import Run, step_windows
 from overlaplab.evidence.fsdp2 import fsdp2_ranges
 from overlaplab.simulate.edits.collectives import BARRIER, after_the_update, name_collectives, other_collectives
-from overlaplab.simulate.edits.unused import unused_parameters
+from overlaplab.simulate.edits.model import unused_parameters
 from overlaplab.simulate.player import Program
 from overlaplab.simulate.programs.edits import EDITS, EditChoice, late_rank
 from overlaplab.simulate.recorded import editable_programs

@@ -10,26 +10,32 @@ it pauses of `no_pause` (None where no range tells), the other strategy of `stra
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from itertools import chain
 from math import hypot
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
 from overlaplab.costs.memory import joined_units_bytes, prefetched_bytes, whole_gradients_bytes, whole_parameters_bytes
 from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run, once_per_run, step_windows
+from overlaplab.evidence.dependencies import longest_wait
 from overlaplab.evidence.host_work import pauses_within
 from overlaplab.manifest import Manifest, strategy_traits
-from overlaplab.simulate.advice.devices import PlayedRemedy, Times, device_remedies, setting_remedy
 from overlaplab.simulate.advice.edit_remedies import edit_remedies
 from overlaplab.simulate.advice.pipelines import pipeline_gain_half_ns, pipeline_remedies
 from overlaplab.simulate.advice.tried import (
+    SettingPlayed,
     best_setting,
+    count_stretches,
     depths_played,
+    device_settings,
+    playable_programs,
     played_gain_half_ns,
     scattered_caps,
     units_played,
@@ -37,6 +43,7 @@ from overlaplab.simulate.advice.tried import (
 from overlaplab.simulate.buckets.search import bucket_searches
 from overlaplab.simulate.edits.hosts import host_works
 from overlaplab.simulate.player import Program, StuckError, play
+from overlaplab.simulate.predictions.device import predict_device
 from overlaplab.simulate.programs import all_programs, is_served
 from overlaplab.simulate.programs.buckets import recuttings
 from overlaplab.simulate.programs.edits import EDITS, apply_edits
@@ -45,27 +52,45 @@ from overlaplab.simulate.programs.setting import Setting
 from overlaplab.simulate.programs.uncertainty import transfers_miss_ns
 from overlaplab.simulate.recorded import Recorded, editable_programs
 from overlaplab.simulate.undisturbed import mean_step_after_ns, mean_step_ns, recorded_spans_ns
+from overlaplab.traits import Traits
 
 _SHARED_COLUMNS = {"remedy": "object", "setting": "float64", "what": "object", "gain_ns": "int64", "step_ns": "int64"}
 _COLUMNS = {"rank": "Int64", "step": "Int64"} | _SHARED_COLUMNS
 _GAIN_COLUMNS = _SHARED_COLUMNS | {"half_ns": "Int64", "memory_bytes": "Int64"}
 _INTO_THE_NEXT = [edit.remedy for edit in EDITS.values() if edit.into_the_next]
-_NEEDS_MEMORY = {
-    "prefetch",
-    "larger_units",
-    "keep_gathered",
-    "whole_optimizer",
-    "last_pass",
-    "background",
-    "strategy",
-    "library_collectives",
+_MEMORY: Mapping[str, Callable[[Manifest, Traits, Any], int | None]] = {
+    "prefetch": lambda manifest, _, ahead: prefetched_bytes(manifest, int(ahead) - (manifest.prefetch or 0)),
+    "larger_units": lambda manifest, _, together: joined_units_bytes(manifest, int(together)),
+    "keep_gathered": lambda manifest, *_: whole_parameters_bytes(manifest),
+    "last_pass": lambda manifest, traits, _: whole_gradients_bytes(manifest) if "gradients" in traits.sharded else 0,
+    "whole_optimizer": lambda *_: None,
+    "background": lambda *_: None,
+    "strategy": lambda *_: None,
+    "library_collectives": lambda *_: None,
 }
+"""What each rank would hold more at most, by the manifest, its traits and the remedy's setting; of others nothing."""
 _MIN_HOST_WORK_SHARE = 0.02
 """What the host does between the passes for a smaller share of a step's work is no remedy of its own."""
 _MIN_PAUSE_SHARE = 0.02
 """Where pauses take a smaller share of a step, the range of the host in which they lie is not looked up."""
 _MIN_LARGEST_SHARE = 0.5
 """Where one gradient has a larger share of all gradients' bytes, doing without it is tried."""
+_MAX_STRETCHES_WITH_SETTINGS = 4_000
+"""Stretches of computation where caps or prefetch depths are played for the first screen as well: some seconds."""
+
+Times = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlayedRemedy:
+    """A remedy of a run, played."""
+
+    name: str
+    about: dict[str, Any]
+    """Its `setting` or `what`, and `half_ns` where it has one of its own: see `gains`."""
+    before_ns: Times
+    """How long the steps take without it, of shape (ranks, steps)."""
+    after_ns: Times
 
 
 def remedies(run: Run) -> pd.DataFrame:
@@ -114,20 +139,10 @@ def gains(run: Run) -> pd.DataFrame:
 
 def _more_memory_bytes(manifest: Manifest | None, remedy: str, setting: Any) -> int | None:
     """See `memory_bytes` of `gains`."""
-    if remedy not in _NEEDS_MEMORY:
+    if remedy not in _MEMORY:
         return 0
     traits = strategy_traits(manifest)
-    if manifest is None or traits is None:
-        return None
-    if remedy == "prefetch":
-        return prefetched_bytes(manifest, int(setting) - (manifest.prefetch or 0))
-    if remedy == "larger_units":
-        return joined_units_bytes(manifest, int(setting))
-    if remedy == "keep_gathered":
-        return whole_parameters_bytes(manifest)
-    if remedy == "last_pass":
-        return whole_gradients_bytes(manifest) if "gradients" in traits.sharded else 0
-    return None
+    return None if manifest is None or traits is None else _MEMORY[remedy](manifest, traits, setting)
 
 
 @once_per_run
@@ -149,7 +164,29 @@ def _cpu_remedies(run: Run) -> Iterator[PlayedRemedy]:
                 yield PlayedRemedy(name=name, about=about, before_ns=before_ns, after_ns=after_ns)
         for played in (scattered_caps(run), depths_played(run), units_played(run)):
             if (best := best_setting(run, played)) is not None:
-                yield setting_remedy(best, before_ns)
+                yield _setting_remedy(best, before_ns)
+
+
+def device_remedies(run: Run) -> Iterator[PlayedRemedy]:
+    """Each remedy of a run on GPUs."""
+    if (programs := playable_programs(run)) is None:
+        return
+    for name, about, edit in edit_remedies(run, host_works(programs.programs), on_devices=True):
+        with suppress(OverlaplabError):  # it does not apply
+            prediction = predict_device(run, Setting(edits=(edit,)))
+            waits = {"what": longest_wait(run)} if name == "device_waits" else {}
+            before_ns, after_ns = prediction.recorded_ns, prediction.predicted_ns
+            yield PlayedRemedy(name=name, about=about | waits, before_ns=before_ns, after_ns=after_ns)
+    if count_stretches(run) > _MAX_STRETCHES_WITH_SETTINGS:
+        return
+    if (best := best_setting(run, device_settings(run))) is not None:
+        yield _setting_remedy(best, predict_device(run, Setting()).recorded_ns)
+
+
+def _setting_remedy(best: SettingPlayed, before_ns: Times) -> PlayedRemedy:
+    """A setting as a remedy."""
+    about = {"setting": best.value, "half_ns": best.half_ns}
+    return PlayedRemedy(name=best.option, about=about, before_ns=before_ns, after_ns=best.spans_ns)
 
 
 def _table(rows: Sequence[Mapping[str, Any]], types: Mapping[str, str]) -> pd.DataFrame:

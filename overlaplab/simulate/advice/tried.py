@@ -1,4 +1,6 @@
-"""Settings of runs on CPUs that are tried: prefetch depths, caps of reduce-scattered buckets, larger units of FSDP2."""
+"""Settings that are tried: prefetch depths, caps of reduce-scattered buckets, larger units of FSDP2; and of anybody's
+run on GPUs, whose hosts and streams are played again, caps or depths (docs/design/plays.md, Runs on GPUs).
+"""
 
 from __future__ import annotations
 
@@ -11,29 +13,42 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from overlaplab.analyses.delays import without_busy_steps
+from overlaplab.analyses.summary import summary
+from overlaplab.analyses.worst import worst_step
 from overlaplab.costs.memory import prefetched_bytes
 from overlaplab.errors import OverlaplabError
-from overlaplab.events import Run, once_per_run
+from overlaplab.events import Run, activity, is_on_gpus, once_per_run
 from overlaplab.manifest import strategy_traits
-from overlaplab.simulate.buckets.caps import CapRange, cap_ranges
-from overlaplab.simulate.fill_buckets import MIB, assign
+from overlaplab.simulate.bound import sendable_gradients
+from overlaplab.simulate.buckets.cutting import last_end
+from overlaplab.simulate.fill_buckets import CAP_MB, MIB, CapRange, assign, cap_ranges
+from overlaplab.simulate.gpus.buckets import gradient_sizes, is_of_one_size
+from overlaplab.simulate.gpus.streams import DevicePrograms, device_programs
 from overlaplab.simulate.player import Program, StuckError, find_launches, play
+from overlaplab.simulate.predictions.answer import DEPTHS, interval
+from overlaplab.simulate.predictions.device import require_device
+from overlaplab.simulate.predictions.device_answers import device_answer, option_or_why
 from overlaplab.simulate.predictions.error import gain_half_ns, prediction_interval
 from overlaplab.simulate.programs import all_programs, made_programs
 from overlaplab.simulate.programs.larger_units import join_units
 from overlaplab.simulate.programs.options import strategy_options
 from overlaplab.simulate.programs.setting import Setting
 from overlaplab.simulate.programs.uncertainty import units_apart_ns
-from overlaplab.simulate.recorded import editable_programs, plain_programs
-from overlaplab.simulate.replayed import replay_steps
+from overlaplab.simulate.recorded import editable_programs, plain_programs, recorded_programs
 from overlaplab.simulate.undisturbed import TIE, mean_step_ns, recorded_spans_ns
 
 _MAX_FURTHER_UNITS = 4
 """Units further ahead than recorded: each is held in full, so few have the memory for more."""
 _MAX_CAPS = 8
 """Caps that are tried: programs of zero1 and zero2 are made anew for each."""
+_MAX_DEVICE_CAPS = 5
+"""Caps of DDP that are tried on GPUs."""
 _UNITS_TOGETHER = (2, 4, 8)
 """Units as one."""
+_MAX_STRETCHES = 20_000
+"""Stretches of computation of all ranks on GPUs: a play takes some 0.2 s then, and a setting up to twenty, where
+kernels slow each other down. To play more would also read the traces of all ranks again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,14 +81,26 @@ def best_setting(run: Run, played: Sequence[SettingPlayed]) -> SettingPlayed | N
 def played_gain_half_ns(run: Run) -> int | None:
     """Half of the 95 % interval of a gain that was played, see `gain_half_ns`; None where nothing can be played."""
     try:
-        table = replay_steps(run)
+        played = replayed_spans_ns(run)
     except StuckError:
         return None
-    if table.empty:
+    if not played.size:
         return None
-    played = table["replayed_ns"].to_numpy().reshape(len(run.traces), -1).mean(axis=0)
     step_ns = mean_step_ns(run, recorded_spans_ns(run))
-    return gain_half_ns(step_ns, prediction_interval(run, step_ns, list(played)))
+    return gain_half_ns(step_ns, prediction_interval(run, step_ns, played.mean(axis=0).tolist()))
+
+
+def replayed_spans_ns(run: Run) -> npt.NDArray[np.int64]:
+    """How long all steps take as the recorded programs play them, of shape (ranks, steps).
+
+    Empty where the traces do not tell what waited for what. Raises `StuckError` where ranks launch collectives in
+    different orders.
+    """
+    if (device := device_programs(run)) is not None:
+        played = play(device.programs)
+        return np.array([played.spans_ns(place) for place in device.steps], dtype=np.int64)
+    recorded = recorded_programs(run)
+    return np.empty((0, 0), dtype=np.int64) if recorded is None else play(recorded.programs).all_spans_ns()
 
 
 @once_per_run
@@ -176,3 +203,64 @@ def units_played(run: Run) -> tuple[SettingPlayed, ...]:
         half_ns = None if doubt_ns is None else round(hypot(doubt_ns, units_apart_ns(run, together, link)))
         played.append(SettingPlayed(option="larger_units", value=together, spans_ns=spans_ns, half_ns=half_ns))
     return tuple(played)
+
+
+@once_per_run
+def device_settings(run: Run) -> tuple[SettingPlayed, ...]:
+    """The caps of a run on GPUs, the smallest first, or the depths; none where it cannot be played, or for too long."""
+    if playable_programs(run) is None or isinstance(what := option_or_why(run), OverlaplabError):
+        return ()
+    settings: list[tuple[float, tuple[int, ...]]] = [(depth, ()) for depth in DEPTHS]
+    if what == "bucket_cap_mb":
+        sizes = gradient_sizes(run)
+        caps = _favoured_caps(run, sizes)
+        settings = [(cap.cap_mb, tuple(sum(sizes[each] for each in names) for names in cap.buckets)) for cap in caps]
+    played: list[SettingPlayed] = []
+    for value, bucket_bytes in settings:
+        try:
+            answer = device_answer(run, Setting(bucket_cap_mb=value) if bucket_bytes else Setting(prefetch=int(value)))
+        except OverlaplabError:
+            continue
+        step_ns = mean_step_ns(run, recorded_spans_ns(run))
+        each = SettingPlayed(
+            option="cap" if bucket_bytes else "prefetch",
+            value=value,
+            spans_ns=answer.spans_ns,
+            half_ns=gain_half_ns(step_ns, interval(run, answer)),
+            caps_mb=(value,) if bucket_bytes else (),
+            sizes=bucket_bytes,
+            memory_bytes=0 if bucket_bytes else None,
+        )
+        played.append(each)
+    return tuple(played)
+
+
+def _favoured_caps(run: Run, sizes: Sequence[int]) -> list[CapRange[int]]:
+    """Caps with which the last bucket ends first on the worst rank, the smallest first; else DDP's default."""
+    if is_of_one_size(run):
+        cut = assign(range(len(sizes)), dict(enumerate(sizes)), [int(CAP_MB * MIB)])
+        return [CapRange(cap_mb=CAP_MB, buckets=tuple(map(tuple, cut)))]
+    ranges = list(cap_ranges(range(len(sizes)), dict(enumerate(sizes))))
+    window = worst_step(without_busy_steps(run, summary(run)))
+    gradients = sendable_gradients(run, window)
+    if gradients is None or len(gradients.bytes) != len(sizes):
+        return ranges[:: max(len(ranges) // _MAX_DEVICE_CAPS, 1)][:_MAX_DEVICE_CAPS]
+    filled = [[len(bucket) for bucket in each.buckets] for each in ranges]
+    ends = [last_end(gradients.ready_ns, gradients.bytes, counts, gradients.takes) for counts in filled]
+    order = sorted(range(len(ranges)), key=lambda place: (ends[place], len(ranges[place].buckets)))
+    return [ranges[place] for place in sorted(order[:_MAX_DEVICE_CAPS])]
+
+
+def playable_programs(run: Run) -> DevicePrograms | None:
+    """Those of a run on GPUs; None where they cannot be played, or would take too long."""
+    if not is_on_gpus(run) or count_stretches(run) > _MAX_STRETCHES:
+        return None
+    try:
+        return require_device(run)
+    except OverlaplabError:
+        return None
+
+
+def count_stretches(run: Run) -> int:
+    """How many stretches of computation all ranks have."""
+    return sum(len(activity(trace).compute) for trace in run.traces)

@@ -10,7 +10,6 @@ Li, INFOCOM 2019) asks the same question of layers.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -37,22 +36,7 @@ def best_cutting(
         ended = np.maximum(np.array(ends[:last]), ready) + times_ns(sums[last] - sums[:last])
         best = np.lexsort((counts[:last], ended))[0]
         ends[last], counts[last], cut[last] = int(ended[best]), counts[best] + 1, int(best)
-    held: list[int] = []
-    last = len(num_bytes)
-    while last:
-        held.append(last - cut[last])
-        last = cut[last]
-    return ends[-1], tuple(reversed(held))
-
-
-@dataclass(frozen=True, slots=True)
-class Cutting:
-    """A division of gradients into buckets."""
-
-    end_ns: int
-    """When the last bucket ends."""
-    counts: tuple[int, ...]
-    """How many gradients each bucket holds."""
+    return ends[-1], _counts([np.array(cut)] * counts[-1], len(num_bytes))
 
 
 def transfer_table(num_bytes: Sequence[int], transfer_ns: Callable[[int], int]) -> npt.NDArray[np.int64]:
@@ -67,8 +51,8 @@ def transfer_table(num_bytes: Sequence[int], transfer_ns: Callable[[int], int]) 
 
 def best_cuttings(
     ready_ns: Sequence[int], took_ns: npt.NDArray[np.int64], launch_ns: int, *, most: int = 64
-) -> Iterator[Cutting]:
-    """The cutting whose last bucket ends first, of those into one bucket, into two, …, into at most so many.
+) -> Iterator[tuple[int, tuple[int, ...]]]:
+    """What `best_cutting` gives, of the cuttings into one bucket, into two, …, into at most so many.
 
     Takes the gradients in their order of arrival: when each is ready, and `transfer_table`. Each launch delays later
     gradients by `launch_ns`: what that costs depends on the number of buckets alone, so for each number the earliest
@@ -83,13 +67,12 @@ def best_cuttings(
         ended = np.maximum(ends[:, None], ready + count * launch_ns) + took_ns
         borders.append(ended.argmin(axis=0))
         ends = np.minimum(ended.min(axis=0), took_ns[-1, -1])
-        yield Cutting(int(ends[-1]), _counts(borders))
+        yield int(ends[-1]), _counts(borders, number)
 
 
-def _counts(borders: Sequence[npt.NDArray[np.int64]]) -> tuple[int, ...]:
-    """How many gradients each bucket holds, from where the last one begins by where it ends, and so on back."""
+def _counts(borders: Sequence[npt.NDArray[np.int64]], last: int) -> tuple[int, ...]:
+    """How many gradients each bucket holds, from where the last one begins by where it ends, `last`, and so on back."""
     counts: list[int] = []
-    last = len(borders[0]) - 1
     for border in reversed(borders):
         counts.append(last - int(border[last]))
         last = int(border[last])

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from overlaplab.simulate.buckets.cutting import Cutting, best_cutting, best_cuttings, transfer_table
+from overlaplab.simulate.buckets.cutting import best_cutting, best_cuttings, transfer_table
 from overlaplab.simulate.player import End, Launch, Mark, Move, Played, Program, StuckError, Wait, Work, play
 from overlaplab.simulate.programs.buckets import Buckets, Recutting
 
@@ -39,8 +39,6 @@ class Least:
     cut: Recutting
     took_ns: Times
     """T of gradients in one bucket: see `transfer_table`."""
-    least_took_ns: Times
-    """A lower limit of that; another table only where one size alone was recorded."""
     passes: tuple[BackwardPass, ...]
     spans_ns: Times
     """How long each step takes at least, of shape (ranks, steps): see [Note: bound]."""
@@ -61,8 +59,8 @@ class Least:
         return spans
 
 
-def launch_cuttings(cut: Recutting, ready_ns: Times, took_ns: Times) -> Iterator[Cutting]:
-    """The best cuttings of a pass into one bucket, into two, …; a bucket goes out halfway through its launch."""
+def launch_cuttings(cut: Recutting, ready_ns: Times, took_ns: Times) -> Iterator[tuple[int, tuple[int, ...]]]:
+    """`best_cuttings` of a pass; a bucket goes out halfway through its launch."""
     return best_cuttings((ready_ns - cut.host_ns).tolist(), took_ns, 2 * cut.host_ns)
 
 
@@ -98,7 +96,7 @@ def least_steps(cut: Recutting) -> Least | None:
             passes.append(BackwardPass(step=step, ready_ns=ready, ended_ns=ended, resumed_ns=at_ns))
     times = np.array(ends, dtype=np.int64)
     spans = times[:, 1:] - times[:, :-1]
-    return Least(cut=cut, took_ns=took_ns, least_took_ns=least_took_ns, passes=tuple(passes), spans_ns=spans)
+    return Least(cut=cut, took_ns=took_ns, passes=tuple(passes), spans_ns=spans)
 
 
 def _split_at_backward_ends(program: Program) -> list[list[Move]]:
@@ -138,8 +136,8 @@ def _earliest_ns(cut: Recutting, least_took_ns: Times, ready_ns: Times, ended_ns
         return np.asarray(begun + _resume_ns(ended, 0, best_cutting(ready.tolist(), sent, cut.takes_least)[0], cut))
     earliest: Times = np.full(len(ended), np.iinfo(np.int64).max)
     number = 0
-    for number, cutting in enumerate(launch_cuttings(cut, ready, least_took_ns), start=1):
-        earliest = np.minimum(earliest, _resume_ns(ended, number, cutting.end_ns, cut))
+    for number, (end_ns, _) in enumerate(launch_cuttings(cut, ready, least_took_ns), start=1):
+        earliest = np.minimum(earliest, _resume_ns(ended, number, end_ns, cut))
         if (ended + 2 * (number + 1) * cut.host_ns >= earliest).all():
             return np.asarray(begun + earliest)
     if number < len(sent):  # more buckets than `best_cuttings` tries: at least one launch more

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
 
@@ -17,18 +17,11 @@ import numpy.typing as npt
 from overlaplab.events import Run, once_per_run
 from overlaplab.manifest import Link
 from overlaplab.simulate.buckets.bucketed_moves import with_bucketed_moves
-from overlaplab.simulate.buckets.caps import cap_for, cap_ranges, closing_caps
 from overlaplab.simulate.buckets.least import Least, launch_cuttings, least_steps
-from overlaplab.simulate.fill_buckets import MIB
+from overlaplab.simulate.fill_buckets import MIB, cap_for, cap_ranges, closing_caps
 from overlaplab.simulate.player import StuckError
-from overlaplab.simulate.programs.buckets import (
-    Recutting,
-    find_recutting,
-    recuttings,
-    takes_behind,
-)
+from overlaplab.simulate.programs.buckets import Recutting, find_recutting, recuttings
 from overlaplab.simulate.programs.times import retime_program
-from overlaplab.simulate.programs.without_buckets import without_buckets
 from overlaplab.simulate.undisturbed import TIE, step_weights
 
 Times = npt.NDArray[np.int64]
@@ -88,15 +81,8 @@ def _search_behind(run: Run, link: Link) -> BucketSearch | None:
     if cut is None:
         return None
     recorded = run.manifest.link if run.manifest else None
-    programs = tuple(retime_program(program, recorded, link) for program in cut.recorded.programs)
-    cut = replace(
-        cut,
-        recorded=replace(cut.recorded, programs=programs),
-        alone=without_buckets(programs),
-        takes=takes_behind(run, cut.recorded, link),
-        measured=None,
-    )
-    least = least_steps(with_bucketed_moves(run, cut, link))
+    programs = [retime_program(program, recorded, link) for program in cut.recorded.programs]
+    least = least_steps(with_bucketed_moves(run, cut.with_programs(run, programs, link), link))
     return None if least is None else BucketSearch(least, step_weights(run))
 
 
@@ -245,12 +231,12 @@ class BucketSearch:
         """How many gradients each bucket holds with which computation and the last bucket end first."""
         best_ns: int | None = None
         best: tuple[int, ...] = (len(ready_ns),)
-        for number, cutting in enumerate(launch_cuttings(self.cut, ready_ns, self.least.took_ns), start=1):
+        for number, (end_ns, counts) in enumerate(launch_cuttings(self.cut, ready_ns, self.least.took_ns), start=1):
             alone_ns = int(ready_ns.max()) + 2 * number * self.cut.host_ns
             if best_ns is not None and alone_ns >= best_ns:
                 break
-            if best_ns is None or max(alone_ns, cutting.end_ns) < best_ns:
-                best_ns, best = max(alone_ns, cutting.end_ns), cutting.counts
+            if best_ns is None or max(alone_ns, end_ns) < best_ns:
+                best_ns, best = max(alone_ns, end_ns), counts
         return best
 
     def _candidates(self, tried: Iterable[tuple[tuple[float, ...], Names]]) -> tuple[Candidate, ...]:

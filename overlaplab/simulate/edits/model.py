@@ -1,13 +1,16 @@
-"""Collectives of a model's gradients, parameters and buffers, left out, waited for later, or of fewer bytes."""
+"""Collectives of a model's gradients, parameters and buffers: left out, waited for later, of fewer bytes, or without
+the parameters that get no gradient, which DDP sends all the same, with the others of their bucket.
+"""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 
 from overlaplab.evidence.purposes import BUFFERS, LOOP_GRADIENTS, Role
-from overlaplab.simulate.edits.collectives import drop_launches
+from overlaplab.simulate.edits.collectives import Takes, drop_launches, without_launches
 from overlaplab.simulate.player import End, Launch, Mark, Move, Program, Wait, change_launches, find_launches
 from overlaplab.simulate.transfers import halved_ns
 
@@ -52,10 +55,12 @@ def keep_gathered(programs: Sequence[Program]) -> list[list[Move]] | None:
 
 def halve_bytes(
     programs: Sequence[Program],
-    takes_by_kind: Mapping[str, Callable[[int], int]],
+    times_by_size: Callable[[str], Callable[[int], int] | None],
     applies: Callable[[Launch], bool] = lambda launch: bool(launch.role),
 ) -> list[Program] | None:
-    """What `applies` tells sends half as much; None where T of other sizes, `takes_by_kind`, is known of no kind."""
+    """What `applies` tells sends half as much; None where T of other sizes, `times_by_size`, is known of no kind."""
+    kinds = {each.kind for each in find_launches(chain.from_iterable(programs)) if each.kind and applies(each)}
+    takes_by_kind = {kind: takes for kind in kinds if (takes := times_by_size(kind)) is not None}
 
     def half(launch: Launch) -> Launch:
         if launch.kind not in takes_by_kind or not applies(launch):
@@ -103,3 +108,36 @@ def update_whole(programs: Sequence[Program]) -> list[list[Move]] | None:
     launches = [launch for program in programs for launch in find_launches(program)]
     keys = {launch.key for launch in launches if launch.carries == Role.PARAMETERS}
     return None if any(launch.carries == LOOP_GRADIENTS for launch in launches) else drop_launches(programs, keys)
+
+
+def unused_parameters(programs: Sequence[Program]) -> list[str]:
+    """Those that are sent in buckets, and of which no gradient arrives in any pass of any rank."""
+    marks = [move for program in programs for move in program if isinstance(move, Mark)]
+    arrived = {mark.name for mark in marks if mark.word in ("gradient", "kept_gradient")}
+    buckets = [launch for program in programs for launch in find_launches(program, "bucket")]
+    sent = dict.fromkeys(name for bucket in buckets for name in bucket.parameters)
+    return [name for name in sent if name not in arrived] if arrived else []
+
+
+def without_unused(
+    programs: Sequence[Program], sizes: Mapping[str, tuple[int, int]], takes: Takes
+) -> list[list[Move]] | None:
+    """Buckets without them; None where all get gradients, or T of the smaller buckets is unknown.
+
+    `sizes`: the bytes of each gradient, alone and as it is sent.
+    """
+    unused = set(unused_parameters(programs))
+    if not unused:
+        return None
+    launches = {launch.key: launch for program in programs for launch in find_launches(program, "bucket")}
+    gone = {key for key, launch in launches.items() if launch.parameters and unused.issuperset(launch.parameters)}
+    smaller: dict[object, Launch] = {}
+    for key, launch in launches.items():
+        less = sum(sizes[name][1] for name in launch.parameters if name in unused)
+        if less and key not in gone:
+            took_ns = takes(launch.kind, launch.bytes - less)
+            if took_ns is None:
+                return None
+            smaller[key] = replace(launch, bytes=launch.bytes - less, transfer_ns=min(took_ns, launch.transfer_ns))
+    left = [without_launches(program, gone) for program in programs]
+    return [list(change_launches(program, lambda launch: smaller.get(launch.key, launch))) for program in left]

@@ -12,10 +12,10 @@ from overlaplab.evidence.dependencies import device_events
 from overlaplab.evidence.passes import pass_labels, update_labels
 from overlaplab.evidence.purposes import BUFFERS, UPDATED, Role
 from overlaplab.evidence.sending import gatherings
-from overlaplab.simulate.edits.hosts import balance_rank, between_marks, even_out_work
+from overlaplab.simulate.edits.hosts import between_marks
 from overlaplab.simulate.edits.model import GRADIENTS, halve_bytes
 from overlaplab.simulate.gpus.edit import EventKey
-from overlaplab.simulate.gpus.streams import DevicePrograms, is_played_together
+from overlaplab.simulate.gpus.streams import DevicePrograms
 from overlaplab.simulate.play_errors import refusal
 from overlaplab.simulate.player import Launch, Move, Note, Program, Wait, Work, find_launches
 from overlaplab.simulate.transfers import transfers
@@ -23,22 +23,10 @@ from overlaplab.simulate.transfers import transfers
 Programs = Sequence[Program]
 
 
-def balance(programs: DevicePrograms, late: int) -> Programs | None:
-    """Host and streams of the late rank in turn as long as the others'; None where ranks have different streams."""
-    return _lane_by_lane(programs, lambda lanes: balance_rank(lanes, late))
-
-
-def even_work(programs: DevicePrograms) -> Programs | None:
-    """Host and streams of all ranks in turn equally long; None where ranks have different streams."""
-    return _lane_by_lane(programs, even_out_work)
-
-
 def half_the_bytes(run: Run, programs: DevicePrograms) -> Programs | None:
     """Collectives of all ranks send half as much; None where T of other sizes is known of none."""
     took = transfers(run, run.traces[0], run.manifest.link if run.manifest else None)
-    kinds = {launch.kind for program in programs.programs for launch in find_launches(program) if launch.bytes}
-    takes = {kind: times_by_size for kind in kinds if kind and (times_by_size := took.times_by_size(kind)) is not None}
-    return halve_bytes(programs.programs, takes, is_played_together)
+    return halve_bytes(programs.programs, took.times_by_size, lambda launch: bool(launch.bytes))
 
 
 def last_pass(run: Run, programs: DevicePrograms, *, replicas: bool = False) -> Programs | None:
@@ -149,8 +137,8 @@ def change_hosts(programs: DevicePrograms, change: Callable[[Program], list[Move
     return None if changed == list(programs.programs) else changed
 
 
-def _lane_by_lane(programs: DevicePrograms, change: Callable[[Programs], Programs]) -> Programs | None:
-    """All ranks' hosts together, and their streams in turn."""
+def change_lanes(programs: DevicePrograms, change: Callable[[Programs], Programs]) -> Programs | None:
+    """With all ranks' hosts changed together, and their streams in turn; None where ranks have different streams."""
     ranks = programs.ranks
     if len({len(rank) for rank in ranks}) > 1:
         return None

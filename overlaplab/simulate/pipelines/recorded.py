@@ -21,8 +21,7 @@ from overlaplab.evidence.recorded import UNKNOWN_NS
 from overlaplab.evidence.waits import arrivals
 from overlaplab.intervals import Intervals, clip, lengths_within, subtract, total, union
 from overlaplab.manifest import Pipeline
-from overlaplab.simulate.pipelines.hosts import follow_moves
-from overlaplab.simulate.pipelines.moves import bare_moves
+from overlaplab.simulate.pipelines.moves import bare_moves, follow_moves
 from overlaplab.simulate.pipelines.shape import PLAYED_SCHEDULES, UPDATE, Host, Labelled, Shape
 from overlaplab.simulate.play_errors import refusal
 from overlaplab.simulate.player import Launch, Move

@@ -90,13 +90,13 @@ class Shape:
             return self
         shape = self._with_host_time()
         if cut or schedule != "zbv":
-            shape = shape._with_whole_backward()
+            shape = shape._change_stages(_join_halves)
         if cut and len(layers) == len(self.took_ns):
             shape = shape.with_layers(layers)
         elif cut:
             shape = shape._cut_anew(ranks_of_stages(schedule, self.ranks, len(layers)), layers)
-        shape = shape._with_split_backward() if schedule == "zbv" else shape._with_whole_backward()
-        return replace(shape, schedule=schedule)._without_host_time()
+        shape = shape._change_stages(_split_halves if schedule == "zbv" else _join_halves)
+        return replace(shape, schedule=schedule)._with_host_time(sign=-1)
 
     def with_labelled_layers(
         self, counts: tuple[int, ...], labelled: Sequence[Labelled], outer: Sequence[tuple[bool, bool]]
@@ -107,7 +107,7 @@ class Shape:
         an action makes up for the host, before the action and in it. Where labels tell no backward passes, a rank's
         layers have the same share of those as of its forward passes.
         """
-        whole, holders, hosts = self._with_host_time()._with_whole_backward(), self.holders, self._host_ns()
+        whole, holders, hosts = self._with_host_time()._change_stages(_join_halves), self.holders, self._host_ns()
         layer_ns = []
         for stage, holder in enumerate(holders):
             stages = [other for other, rank in enumerate(holders) if rank == holder]
@@ -135,13 +135,9 @@ class Shape:
         ]
         return [means[rank] for rank in holders]
 
-    def _with_host_time(self) -> Shape:
-        """The host's time counted into actions, on a device that makes up for it."""
-        return self._lengthen_actions(self._host_ns()) if self.hides_host else self
-
-    def _without_host_time(self) -> Shape:
-        """The host's time taken out of actions again, on a device that makes up for it."""
-        return self._lengthen_actions([-ns for ns in self._host_ns()]) if self.hides_host else self
+    def _with_host_time(self, sign: int = 1) -> Shape:
+        """The host's time counted into actions, or by -1 taken out of them again, on a device that makes up for it."""
+        return self._lengthen_actions([sign * ns for ns in self._host_ns()]) if self.hides_host else self
 
     def _lengthen_actions(self, by_ns: Sequence[int]) -> Shape:
         """Each action of a stage longer by so much."""
@@ -157,15 +153,8 @@ class Shape:
         )
         return replace(self, took_ns=tuple(took_ns), idle_ns=idle_ns)
 
-    def _with_whole_backward(self) -> Shape:
-        """Halves of backward passes joined."""
-        return self._change_stages(_join_halves)
-
-    def _with_split_backward(self) -> Shape:
-        """Backward passes in halves: of the inputs, and of the weights."""
-        return self._change_stages(_split_halves)
-
     def _change_stages(self, change: Callable[..., tuple[_Times, _Times]]) -> Shape:
+        """Backward passes in halves, of the inputs and of the weights, or whole again."""
         stages = enumerate(zip(self.took_ns, self.idle_ns, strict=True))
         parts = [change(took, idle, first=stage == 0, hidden=self.hides_host) for stage, (took, idle) in stages]
         took_ns, idle_ns = zip(*parts, strict=True)
@@ -208,7 +197,7 @@ class Shape:
             layer_ns=tuple(_scaled_times(times, {}, scale) for times in self.layer_ns),
             hop_ns=self._hop_ns(size),
             bytes=size,
-        )._without_host_time()
+        )._with_host_time(sign=-1)
 
     def with_layers(self, layers: Sequence[int]) -> Shape:
         """Other numbers of layers in the stages; a layer takes as long as the others of its new stage."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -11,10 +13,15 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from overlaplab.costs import Algorithm
+from overlaplab.events import Run
 from overlaplab.intervals import Intervals, clip, intersect, subtract, union
+from overlaplab.manifest import Manifest
 from overlaplab.simulate.further import Skew
-from overlaplab.simulate.player import Launch
+from overlaplab.simulate.player import Launch, Played, Program
+from overlaplab.simulate.predictions.error import Interval, extrapolations, prediction_interval
+from overlaplab.simulate.programs.edits import move_into_the_next
 from overlaplab.simulate.programs.setting import Setting
+from overlaplab.simulate.undisturbed import mean_step_after_ns
 
 DEPTHS = (1, 2, 3, 4)
 """Units gathered ahead that are tried."""
@@ -53,6 +60,61 @@ class Answer:
     @property
     def step_ns(self) -> int:
         return round(self.mean_ns)
+
+
+def interval(run: Run, played: Answer, caps: pd.DataFrame | None = None) -> Interval:
+    """Around the mean step, as `predict` tells it; `caps` has rows of `recorded_caps`, if any."""
+    return prediction_interval(run, played.mean_ns, played.replayed_ns, caps, played.extrapolated, played.transfers_ns)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SettingPrediction(ABC):
+    """A recorded run and a setting of it, both played; steps in ns, of shape (ranks, steps)."""
+
+    run: Run
+    manifest: Manifest
+    """Its run.json, or what its traces tell in place of it."""
+    setting: Setting
+    programs: tuple[Sequence[Program], Sequence[Program]]
+    """All ranks', as recorded and as predicted."""
+    recorded_ns: NDArray[np.int64]
+    """What the recorded programs give."""
+    predicted_ns: NDArray[np.int64]
+    transfers_ns: int
+    """How much the mean step may be off because T of other sizes is."""
+    played: Played
+    """The predicted programs."""
+
+    @abstractmethod
+    def lanes(self, rank: int, step: int) -> pd.DataFrame:
+        """What a rank and the link did in a step, by its place: see `lane_table`."""
+
+    @property
+    def mean_ns(self) -> float:
+        into_the_next = move_into_the_next(self.setting.edits)
+        return mean_step_after_ns(self.run, self.predicted_ns, into_the_next=into_the_next)
+
+    @property
+    def replayed_ns(self) -> list[float]:
+        steps: list[float] = self.recorded_ns.mean(axis=0).tolist()
+        return steps
+
+    @property
+    def extrapolated(self) -> dict[str, float]:
+        return extrapolations(self.manifest, self.setting, *map(chain.from_iterable, self.programs))
+
+    def answer(self) -> Answer:
+        """With the lanes of its median step, which take as long to make as a rank's events."""
+        rank, step, span_ns = median_step(self.predicted_ns)
+        return Answer(
+            spans_ns=self.predicted_ns,
+            mean_ns=self.mean_ns,
+            replayed_ns=self.replayed_ns,
+            transfers_ns=self.transfers_ns,
+            extrapolated=self.extrapolated,
+            median_span_ns=span_ns,
+            lanes=self.lanes(rank, step),
+        )
 
 
 def median_step(spans_ns: NDArray[np.int64]) -> tuple[int, int, int]:

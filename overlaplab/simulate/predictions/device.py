@@ -12,6 +12,7 @@ from itertools import chain, pairwise
 from math import inf
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 
 from overlaplab.costs import transfer_ns
@@ -20,6 +21,7 @@ from overlaplab.events import Run, Trace, main_stream, missing_ranks, once_per_r
 from overlaplab.evidence.dependencies import device_events
 from overlaplab.evidence.purposes import Role, purposes
 from overlaplab.evidence.recorded import recorded_collectives, recorded_of_events
+from overlaplab.intervals import union
 from overlaplab.manifest import Link, Manifest, played_phantoms
 from overlaplab.simulate.fill_buckets import MIB
 from overlaplab.simulate.gpus.buckets import DeviceEdits, recut
@@ -35,41 +37,29 @@ from overlaplab.simulate.gpus.streams import (
 )
 from overlaplab.simulate.play_errors import play_or_refuse, refusal
 from overlaplab.simulate.player import Launch, Move, Played, change_launches, find_launches
+from overlaplab.simulate.predictions.answer import SettingPrediction, lane_table
 from overlaplab.simulate.predictions.trace_event import COMPUTES, LINK, Event
 from overlaplab.simulate.programs.edits import apply_device_edits
 from overlaplab.simulate.programs.setting import Setting
 from overlaplab.simulate.undisturbed import mean_step_ns
-from overlaplab.vocabulary import PREDICTED, label_text
+from overlaplab.vocabulary import PREDICTED, label_fields, label_text
 from overlaplab.words import count
 
+_STEP = "ProfilerStep#"
 _LAUNCHES = 3
 """The thread of launches; those of other streams follow it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DevicePrediction:
-    """A recorded run and a setting of it, both played; steps in ns, of shape (ranks, steps)."""
+class DevicePrediction(SettingPrediction):
+    """A setting of a run on GPUs, played."""
 
-    run: Run
-    recorded: DevicePrograms
     changed: DevicePrograms
-    recorded_ns: NDArray[np.int64]
-    """What the recorded programs give."""
-    predicted_ns: NDArray[np.int64]
-    played: Played
-    """The changed programs."""
     cut: DeviceEdits
     """Its other buckets, or other prefetching."""
 
-    @property
-    def transfers_ns(self) -> int:
-        """How much the mean step may be off because T of other sizes is."""
-        return _doubt_ns(self.run, self.changed, self.predicted_ns, self.cut.doubt_ns)
-
-    @property
-    def moves(self) -> tuple[Sequence[Move], Sequence[Move]]:
-        """All ranks' moves, as recorded and as predicted."""
-        return _moves(self.recorded), _moves(self.changed)
+    def lanes(self, rank: int, step: int) -> pd.DataFrame:
+        return device_lanes(self.events(rank), step)
 
     def events(self, rank: int) -> list[Event]:
         edit = self.cut.edits[rank] if self.cut.edits else RankEdit()
@@ -88,13 +78,17 @@ def predict_device(run: Run, setting: Setting) -> DevicePrediction:
     after = play_or_refuse(run, changed.programs)
     if (beside := with_slowdowns(run, changed)) is not changed:
         changed, after = beside, play_or_refuse(run, beside.programs)
+    predicted_ns = _spans(changed, after)
     return DevicePrediction(
         run=run,
-        recorded=programs,
-        changed=changed,
+        manifest=device_manifest(run),
+        setting=setting,
+        programs=(programs.programs, changed.programs),
         recorded_ns=recorded_ns,
-        predicted_ns=_spans(changed, after),
+        predicted_ns=predicted_ns,
+        transfers_ns=_doubt_ns(run, changed, predicted_ns, cut.doubt_ns),
         played=after,
+        changed=changed,
         cut=cut,
     )
 
@@ -193,10 +187,6 @@ def _recut(run: Run, setting: Setting, *, fitted: bool) -> DeviceEdits:
     return recut(run, [int(first * MIB), int(cap * MIB)], fitted=fitted)
 
 
-def _moves(programs: DevicePrograms) -> list[Move]:
-    return [move for program in programs.programs for move in program]
-
-
 def _spans(programs: DevicePrograms, played: Played) -> NDArray[np.int64]:
     return np.array([played.spans_ns(place) for place in programs.steps], dtype=np.int64)
 
@@ -239,7 +229,7 @@ def _events(trace: Trace, programs: DevicePrograms, played: Played, rank: int, e
     noted = {note: played.over_ns[program][number] for note, (program, number) in notes}
     ends = played.ends_ns[programs.steps[rank]]
     windows = zip(step_windows(trace), pairwise(ends), strict=True)
-    steps = [Event(COMPUTES, f"ProfilerStep#{window.step or 0}", *span) for window, span in windows]
+    steps = [Event(COMPUTES, f"{_STEP}{window.step or 0}", *span) for window, span in windows]
     yield from sorted((*steps, *_device_events(trace, noted, edit)), key=lambda event: (event.start_ns, -event.end_ns))
 
 
@@ -268,3 +258,17 @@ def _collective(place: int, kind: str, dtype: str, num_bytes: int, ran: tuple[in
     kind, num_bytes = kind or "collective", max(num_bytes, 0)
     yield Event(_LAUNCHES, label_text("launch", seq=place, group="0"), ran[0], ran[0] + 1)
     yield Event(LINK, label_text("comm", seq=place, kind=kind, dtype=dtype, bytes=num_bytes, group="0"), *ran)
+
+
+def device_lanes(events: Sequence[Event], step: int) -> pd.DataFrame:
+    """What one rank's main stream and its collectives did in a step, by its place: see `lane_table`."""
+    window = [event for event in events if event.name.startswith(_STEP)][step]
+    computes = [event for event in events if event.thread == COMPUTES and not event.name.startswith(_STEP)]
+    works = union([event.start_ns for event in computes], [event.end_ns for event in computes])
+    carried = ((_kind(event), event.start_ns, event.end_ns) for event in events if event.thread == LINK)
+    return lane_table(works, carried, window.start_ns, window.end_ns, joined=True)
+
+
+def _kind(event: Event) -> str:
+    label = label_fields(event.name)
+    return label[1].get("kind", "") if label else ""

@@ -5,29 +5,21 @@ docs/design/plays.md, The page What if.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Literal, TypeAlias
-
-import pandas as pd
 
 from overlaplab.analyses.summary import summary
 from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run, once_per_run, rule_of
-from overlaplab.intervals import union
 from overlaplab.simulate.bound import bound
 from overlaplab.simulate.fill_buckets import CAP_MB, MIB
 from overlaplab.simulate.gpus.buckets import gradient_sizes, is_of_one_size, recut
 from overlaplab.simulate.gpus.gathers import prefetch_edits
-from overlaplab.simulate.predictions.answer import Answer, lane_table, median_step
-from overlaplab.simulate.predictions.device import device_manifest, predict_device, require_device
-from overlaplab.simulate.predictions.error import extrapolations
-from overlaplab.simulate.predictions.trace_event import COMPUTES, LINK, Event
+from overlaplab.simulate.predictions.answer import Answer
+from overlaplab.simulate.predictions.device import predict_device, require_device
 from overlaplab.simulate.programs.setting import Setting
-from overlaplab.simulate.undisturbed import mean_step_ns
-from overlaplab.vocabulary import Rule, label_fields
+from overlaplab.vocabulary import Rule
 
 Option: TypeAlias = Literal["bucket_cap_mb", "prefetch"]
-_STEP = "ProfilerStep#"
 
 
 @once_per_run
@@ -65,17 +57,7 @@ def least_cap_mb(run: Run) -> float:
 @once_per_run
 def device_answer(run: Run, setting: Setting) -> Answer:
     """The run under the setting. Raises `OverlaplabError` where it cannot be played."""
-    prediction = predict_device(run, setting)
-    rank, step, span_ns = median_step(prediction.predicted_ns)
-    return Answer(
-        spans_ns=prediction.predicted_ns,
-        mean_ns=mean_step_ns(run, prediction.predicted_ns),
-        replayed_ns=prediction.recorded_ns.mean(axis=0).tolist(),
-        transfers_ns=prediction.transfers_ns,
-        extrapolated=extrapolations(device_manifest(run), setting, *prediction.moves),
-        median_span_ns=span_ns,
-        lanes=device_lanes(prediction.events(rank), step),
-    )
+    return predict_device(run, setting).answer()
 
 
 @once_per_run
@@ -88,17 +70,3 @@ def device_least_ns(run: Run) -> int | None:
         return None
     exposed = (rows["any_cap_ns"] - rows["alone_ns"]).clip(lower=0, upper=rows["exposed_comm_ns"])
     return round(float((rows["span_ns"] - rows["exposed_comm_ns"] + exposed).mean()))
-
-
-def device_lanes(events: Sequence[Event], step: int) -> pd.DataFrame:
-    """What one rank's main stream and its collectives did in a step, by its place: see `lane_table`."""
-    window = [event for event in events if event.name.startswith(_STEP)][step]
-    computes = [event for event in events if event.thread == COMPUTES and not event.name.startswith(_STEP)]
-    works = union([event.start_ns for event in computes], [event.end_ns for event in computes])
-    carried = ((_kind(event), event.start_ns, event.end_ns) for event in events if event.thread == LINK)
-    return lane_table(works, carried, window.start_ns, window.end_ns, joined=True)
-
-
-def _kind(event: Event) -> str:
-    label = label_fields(event.name)
-    return label[1].get("kind", "") if label else ""

@@ -109,14 +109,10 @@ def gain_half_ns(measured_ns: float, sure: Interval) -> int:
     return round(hypot(*off))
 
 
-def mean_steps(ranks: Iterable[Sequence[int]]) -> list[float]:
-    """The mean over the ranks of each step; takes each rank's steps."""
-    return [fmean(step) for step in zip(*ranks, strict=True)]
-
-
 def measured_steps(run: Run) -> list[float]:
     """How long each step took that nothing disturbed, the mean over the ranks, in ns."""
-    return mean_steps(undisturbed_spans_ns(run).tolist())
+    steps: list[float] = undisturbed_spans_ns(run).mean(axis=0).tolist()
+    return steps
 
 
 def recorded_caps(manifest: Manifest, others: Iterable[Manifest]) -> pd.DataFrame:

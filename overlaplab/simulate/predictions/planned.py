@@ -10,7 +10,7 @@ from overlaplab.costs.batch import Batch
 from overlaplab.events import Run
 from overlaplab.simulate.play_errors import refusal
 from overlaplab.simulate.predictions import what_if
-from overlaplab.simulate.predictions.answer import Question
+from overlaplab.simulate.predictions.answer import Question, interval
 from overlaplab.simulate.predictions.device import device_manifest
 from overlaplab.simulate.predictions.error import Interval
 from overlaplab.simulate.predictions.predict import caps_beside
@@ -47,6 +47,6 @@ def planned_step(run: Run, batch: Batch, recorded: pd.DataFrame | None = None) -
     return PlannedStep(
         run=run,
         step_ns=answer.step_ns,
-        interval=what_if.interval(run, answer, caps_beside(run) if recorded is None else recorded),
+        interval=interval(run, answer, caps_beside(run) if recorded is None else recorded),
         extrapolated=answer.extrapolated,
     )

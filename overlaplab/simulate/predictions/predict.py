@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run, is_on_gpus, step_windows
@@ -21,19 +18,16 @@ from overlaplab.folders import run_folders
 from overlaplab.load.run_folder import load_manifest
 from overlaplab.manifest import Manifest
 from overlaplab.simulate.fill_buckets import MIB
-from overlaplab.simulate.play_errors import play_or_refuse
-from overlaplab.simulate.player import Launch, Move, Program
-from overlaplab.simulate.predictions.device import device_manifest, predict_device
-from overlaplab.simulate.predictions.error import Interval, extrapolations, prediction_interval, recorded_caps
+from overlaplab.simulate.player import Launch, Program
+from overlaplab.simulate.predictions.cpu_answers import RankPrediction, predict_ranks
+from overlaplab.simulate.predictions.device import DevicePrediction, device_manifest, predict_device
+from overlaplab.simulate.predictions.error import Interval, prediction_interval, recorded_caps
 from overlaplab.simulate.predictions.events import played_events
 from overlaplab.simulate.predictions.trace_event import Event
-from overlaplab.simulate.programs import all_programs
-from overlaplab.simulate.programs.edits import move_into_the_next
 from overlaplab.simulate.programs.options import strategy_options
 from overlaplab.simulate.programs.pipelined import changed_pipeline, is_pipelined
 from overlaplab.simulate.programs.setting import Setting
-from overlaplab.simulate.programs.uncertainty import transfers_miss_ns
-from overlaplab.simulate.undisturbed import mean_step_after_ns, mean_step_ns, recorded_spans_ns
+from overlaplab.simulate.undisturbed import mean_step_ns, recorded_spans_ns
 from overlaplab.traits import TRAITS
 
 _OF_A_RECORDING = frozenset(
@@ -63,90 +57,53 @@ class Prediction:
     """What lies far outside of what was recorded, and how many times as far; see `error.extrapolations`."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Play:
-    """A run under a setting, and as it is; steps in ns, of shape (ranks, steps)."""
-
-    manifest: dict[str, Any]
-    """run.json of the predicted run, without the prediction's own fields."""
-    ranks: list[list[Event]]
-    predicted_ns: NDArray[np.int64]
-    replayed_ns: NDArray[np.int64]
-    moves: tuple[Iterable[Move], Iterable[Move]]
-    """All ranks' moves, as recorded and as predicted."""
-    transfers_ns: int = 0
-    """How much the mean step may be off because T of other sizes is."""
-
-
 def predict(run: Run, setting: Setting, caps: pd.DataFrame | None = None) -> Prediction:
     """Play the run under the setting; `caps`: of `caps_beside`, if not given. Raises `OverlaplabError`."""
-    manifest = device_manifest(run)
-    played = (
-        _play_on_gpus(run, setting)
-        if is_on_gpus(run)
-        else _play_on_cpus(run if run.manifest else replace(run, manifest=manifest), setting)
-    )
-    into_the_next = move_into_the_next(setting.edits)
-    step_ns = mean_step_after_ns(run, played.predicted_ns, into_the_next=into_the_next)
-    caps = caps_beside(run) if caps is None else caps
-    far = extrapolations(manifest, setting, *played.moves)
-    sure = prediction_interval(run, step_ns, played.replayed_ns.mean(axis=0).tolist(), caps, far, played.transfers_ns)
+    played = predict_device(run, setting) if is_on_gpus(run) else predict_ranks(run, setting)
+    fields, ranks = _gpu_recording(played) if isinstance(played, DevicePrediction) else _cpu_recording(played)
+    caps, mean_ns, far = caps_beside(run) if caps is None else caps, played.mean_ns, played.extrapolated
+    sure = prediction_interval(run, mean_ns, played.replayed_ns, caps, far, played.transfers_ns)
     prediction = {
         "from": run.path,
         "changes": changes(setting),
-        "interval_ns": [round(step_ns) - sure.half_ns, round(step_ns) + sure.half_ns],
+        "interval_ns": [round(mean_ns) - sure.half_ns, round(mean_ns) + sure.half_ns],
         "parts": asdict(sure),
         "extrapolated": far,
     }
     return Prediction(
-        manifest=played.manifest | {"predicted": prediction},
-        ranks=played.ranks,
-        step_ns=round(step_ns),
+        manifest=fields | {"predicted": prediction},
+        ranks=ranks,
+        step_ns=round(mean_ns),
         recorded_step_ns=round(mean_step_ns(run, recorded_spans_ns(run))),
         interval=sure,
         extrapolated=far,
     )
 
 
-def _play_on_cpus(run: Run, setting: Setting) -> _Play:
-    recorded, programs = all_programs(run, Setting()), all_programs(run, setting)
-    before, after = play_or_refuse(run, recorded), play_or_refuse(run, programs)
-    assert run.manifest is not None
-    manifest = replace(run.manifest, link=setting.link or run.manifest.link)
+def _cpu_recording(played: RankPrediction) -> tuple[dict[str, Any], list[list[Event]]]:
+    """run.json of the predicted run, without the prediction's own fields, and its ranks' events."""
+    run, programs = played.run, played.programs[1]
+    manifest = replace(played.manifest, link=played.setting.link or played.manifest.link)
     numbers = [window.step for window in step_windows(run.traces[0])]
-    return _Play(
-        manifest=_manifest(run, setting, programs[0]),
-        ranks=played_events(programs, after, manifest, numbers, taken_ns=_taken_ns(run)),
-        predicted_ns=after.all_spans_ns(),
-        replayed_ns=before.all_spans_ns(),
-        moves=(chain.from_iterable(recorded), chain.from_iterable(programs)),
-        transfers_ns=transfers_miss_ns(run, setting.edits, setting.link),
-    )
+    events = played_events(programs, played.played, manifest, numbers, taken_ns=_taken_ns(run))
+    return _manifest(run, played.setting, programs[0]), events
 
 
-def _play_on_gpus(run: Run, setting: Setting) -> _Play:
-    """Anybody's run behind another link, on other ranks, with other buckets of torch's DDP, or FSDP2's prefetching."""
-    prediction = predict_device(run, setting)
-    raw = {} if run.manifest is None else run.manifest.raw
-    fields: dict[str, Any] = {"format_version": 1, "world_size": device_manifest(run).world_size}
-    fields |= {key: value for key, value in raw.items() if key not in _OF_A_RECORDING}
+def _gpu_recording(played: DevicePrediction) -> tuple[dict[str, Any], list[list[Event]]]:
+    """The same of anybody's run."""
+    run, manifest, setting = played.run, played.manifest, played.setting
+    fields: dict[str, Any] = {"format_version": 1, "world_size": manifest.world_size}
+    fields |= {key: value for key, value in manifest.raw.items() if key not in _OF_A_RECORDING}
     if setting.bucket_cap_mb is not None:
         fields.pop("buckets", None)
         fields["bucket_cap_mb"] = setting.bucket_cap_mb
-    world = setting.ranks or device_manifest(run).world_size
+    world = setting.ranks or manifest.world_size
     if setting.ranks:
         fields |= {"world_size": world, "phantom_ranks": [*range(len(run.traces), world)], "mesh": _only_dp(world)}
-    link = setting.link or (run.manifest.link if run.manifest else None)
+    link = setting.link or manifest.link
     if link and (setting.link or setting.ranks):
         fields["link"] = asdict(replace(link, world_size=world))
-    return _Play(
-        manifest=fields | {"device": "cpu"},
-        ranks=[prediction.events(rank) for rank in range(min(len(run.traces), world))],
-        predicted_ns=prediction.predicted_ns,
-        replayed_ns=prediction.recorded_ns,
-        moves=prediction.moves,
-        transfers_ns=prediction.transfers_ns,
-    )
+    return fields | {"device": "cpu"}, [played.events(rank) for rank in range(min(len(run.traces), world))]
 
 
 def changes(setting: Setting) -> dict[str, Any]:

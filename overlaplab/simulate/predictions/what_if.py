@@ -13,12 +13,10 @@ from overlaplab.costs.memory import formula
 from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run, is_on_gpus
 from overlaplab.manifest import Manifest, strategy_traits
-from overlaplab.simulate.predictions import wide_answers
+from overlaplab.simulate.predictions import cpu_answers
 from overlaplab.simulate.predictions.answer import Answer, Question, median_step
 from overlaplab.simulate.predictions.device import require_device
-from overlaplab.simulate.predictions.device_answers import device_answer, device_least_ns
-from overlaplab.simulate.predictions.error import Interval, prediction_interval
-from overlaplab.simulate.predictions.rank_answers import rank_answer
+from overlaplab.simulate.predictions.device_answers import device_answer
 from overlaplab.simulate.programs.setting import Setting
 from overlaplab.simulate.undisturbed import recorded_spans_ns
 from overlaplab.traits import TRAITS
@@ -32,8 +30,8 @@ def why_not(run: Run) -> str | None:
             return None
         if run.manifest is not None and run.manifest.phantom_ranks:
             return "its other ranks are phantoms"
-        if not wide_answers.is_wide(run):
-            rank_answer(run, Setting())
+        if not cpu_answers.is_wide(run):
+            cpu_answers.predict_ranks(run, Setting())
     except OverlaplabError as error:
         return message_without_path(run, error)
     return None
@@ -48,12 +46,9 @@ def answer(run: Run, question: Question) -> Answer:
     """The question, played. Raises `OverlaplabError` where the run cannot tell."""
     if is_on_gpus(run):
         return device_answer(run, question.setting)
-    return wide_answers.wide_answer(run, question) if wide_answers.is_wide(run) else rank_answer(run, question.setting)
-
-
-def interval(run: Run, played: Answer, caps: pd.DataFrame) -> Interval:
-    """Around the mean step, as `predict` tells it; `caps` has rows of `recorded_caps`."""
-    return prediction_interval(run, played.mean_ns, played.replayed_ns, caps, played.extrapolated, played.transfers_ns)
+    if cpu_answers.is_wide(run):
+        return cpu_answers.wide_answer(run, question)
+    return cpu_answers.predict_ranks(run, question.setting).answer()
 
 
 def measured_span_ns(run: Run) -> int:
@@ -77,9 +72,9 @@ def _steps_by(
         if is_on_gpus(run):
             rows.append([value, answer(run, changed).step_ns])
         else:
-            program, played = wide_answers.play_question(run, changed)
-            step_ns = wide_answers.wide_mean_step_ns(run, played, changed.setting)
-            rows.append([value, step_ns, wide_answers.count_buckets(program)][: len(columns)])
+            program, played = cpu_answers.play_question(run, changed)
+            step_ns = cpu_answers.wide_mean_step_ns(run, played, changed.setting)
+            rows.append([value, step_ns, cpu_answers.count_buckets(program)][: len(columns)])
     return pd.DataFrame(rows, columns=columns).astype({name: "float64" if name == "bucket_cap_mb" else "int64"})
 
 
@@ -95,16 +90,6 @@ def steps_by_ranks(run: Run, question: Question, counts: Sequence[int]) -> pd.Da
     table["throughput"] = table["step_ns"].iloc[0] / table["step_ns"] if len(table) else pd.Series(dtype="float64")
     held = [held_bytes(run.manifest, question.setting.strategy, count) for count in counts]
     return table.assign(held_bytes=pd.array(held, dtype="Int64"))
-
-
-def best_found_ns(run: Run, question: Question) -> int | None:
-    """The mean step with the best buckets found, on CPUs; None where that is unknown."""
-    return None if is_on_gpus(run) else wide_answers.best_found_ns(run, question)
-
-
-def least_ns(run: Run) -> int | None:
-    """What no buckets are shorter than, on GPUs; None where that is unknown."""
-    return device_least_ns(run) if is_on_gpus(run) else None
 
 
 def held_bytes(manifest: Manifest | None, strategy: str | None, ranks: int) -> int | None:

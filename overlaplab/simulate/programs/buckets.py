@@ -1,4 +1,5 @@
-"""Other buckets for the gradients of a recorded run: its programs with these, and everything else as recorded.
+"""Other buckets for the gradients of a recorded run: its programs with these, and everything else as recorded; and the
+edits that ask for them.
 
 [Note: costs]: docs/design/plays.md, Other caps.
 """
@@ -6,7 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
 from math import inf
@@ -23,14 +24,16 @@ from overlaplab.manifest import Link, Manifest, strategy_traits
 from overlaplab.simulate.displaced import with_displaced
 from overlaplab.simulate.edits.model import wait_at_pass_end
 from overlaplab.simulate.fill_buckets import CAP_MB, MIB, assign
+from overlaplab.simulate.play_errors import refusal
 from overlaplab.simulate.player import Launch, Mark, Program, StuckError, find_launches, play
-from overlaplab.simulate.programs.models import find_models, keep_model, named_buckets
+from overlaplab.simulate.programs.models import find_models, keep_model, model_name, named_buckets
 from overlaplab.simulate.programs.profile import wake_ns
 from overlaplab.simulate.programs.times import transfer_times
 from overlaplab.simulate.programs.without_buckets import WithoutBuckets, without_buckets
 from overlaplab.simulate.recorded import Recorded, plain_programs
 from overlaplab.simulate.transfers import no_less, times_beyond
 from overlaplab.traits import TRAITS, Traits
+from overlaplab.words import known_names
 
 Buckets = Sequence[Sequence[str]]
 """The gradients of each bucket by their names, in order of launch."""
@@ -82,6 +85,16 @@ class Recutting:
             return None
         buckets = tuple(map(tuple, assign(arrived, self.sizes, [min(self.ddp_cap, MIB), self.ddp_cap])))
         return None if [set(names) for names in buckets] == [set(names) for names in self.buckets] else buckets
+
+    def with_programs(self, run: Run, programs: Sequence[Program], link: Link | None) -> Recutting:
+        """The same of these programs, and behind this link where one is given."""
+        return replace(
+            self,
+            recorded=replace(self.recorded, programs=tuple(map(tuple, programs))),
+            alone=without_buckets(programs),
+            takes=_takes_behind(run, self.recorded, link) if link else self.takes,
+            measured=None if link else self.measured,
+        )
 
     def knows(self, buckets: Buckets) -> bool:
         """Whether T of these buckets is no extrapolation."""
@@ -151,7 +164,7 @@ def _recuttings(run: Run, link: Link | None) -> tuple[Recutting, ...]:
 def _find_model_recutting(run: Run, recorded: Recorded, traits: Traits, link: Link | None) -> Recutting | None:
     if (order := _order(run, recorded)) is None:
         return None
-    takes = takes_behind(run, recorded, link)
+    takes = _takes_behind(run, recorded, link)
     try:
         play(recorded.programs)
         takes(0)
@@ -196,7 +209,7 @@ def _first_cap(manifest: Manifest | None) -> int | None:
     return int(first_mb * MIB) if isinstance(first_mb, int | float) and 0 < first_mb < inf else None
 
 
-def takes_behind(run: Run, recorded: Recorded, link: Link | None) -> Callable[[int], int]:
+def _takes_behind(run: Run, recorded: Recorded, link: Link | None) -> Callable[[int], int]:
     """T of an all-reduce of so many bytes behind a link; without one by what was measured, see `transfer_times`."""
     return partial(transfer_times(run, recorded.programs, link), "all_reduce")
 
@@ -227,3 +240,45 @@ def _recorded_buckets(recorded: Recorded) -> tuple[tuple[str, ...], ...] | None:
             passes.append([])
     sent = {tuple(buckets) for buckets in passes if buckets}
     return sent.pop() if len(sent) == 1 else None
+
+
+def cut_by_arrival(
+    run: Run, programs: Sequence[Program], _value: str | None, link: Link | None
+) -> list[Program] | None:
+    """Gradients in their order of arrival, in DDP's buckets; None where they are so, or their buckets are unknown."""
+    if (cut := find_recutting(run)) is None or (buckets := cut.cut_by_arrival()) is None:
+        return None
+    return _cut_behind(run, cut, programs, link).programs(buckets)
+
+
+def cut_model(run: Run, programs: Sequence[Program], value: str | None, link: Link | None) -> list[Program] | None:
+    """One model's gradients in buckets of another cap: the value is `MODEL:MB`."""
+    name, _, text = (value or "").rpartition(":")
+    cuts = {model_name(cut.order): cut for cut in recuttings(run)}
+    if name not in cuts:
+        raise refusal(
+            run, f"no model whose buckets are known is called {name}", known_names(name, cuts) if cuts else None
+        )
+    try:
+        cap_bytes = int(float(text) * MIB)
+    except (ValueError, OverflowError):
+        cap_bytes = 0
+    if cap_bytes <= 0:
+        raise refusal(run, f"{text} is no cap in MiB", f"As in --edit model-cap={name}:25")
+    cut = cuts[name]
+    recorded = keep_model(replace(cut.recorded, programs=tuple(map(tuple, programs))), set(cut.order))
+    return _cut_behind(run, cut, recorded.programs, link).programs(cut.cut(cap_bytes))
+
+
+def _cut_behind(run: Run, cut: Recutting, programs: Sequence[Program], link: Link | None) -> Recutting:
+    """The model's cutting of these programs, behind this link. Raises `OverlaplabError` where its buckets are others
+    than those recorded, as an edit before has changed them.
+    """
+    before, after = (
+        [(launch.parameters, launch.bytes) for program in each for launch in named_buckets(program)]
+        for each in (cut.recorded.programs[: len(programs)], programs)
+    )
+    if before != after:
+        what = "its buckets are no longer as recorded"
+        raise refusal(run, what, "Ask for this edit before others of the buckets, and for the cap of one model")
+    return cut.with_programs(run, programs, link)

@@ -20,12 +20,11 @@ from overlaplab.simulate.edits.hosts import (
     without_launch_overhead,
     without_pauses,
 )
-from overlaplab.simulate.edits.unused import without_unused
 from overlaplab.simulate.gpus import edits as devices
 from overlaplab.simulate.gpus.streams import DevicePrograms
 from overlaplab.simulate.play_errors import refusal
 from overlaplab.simulate.player import Move, Program, Work, find_launches
-from overlaplab.simulate.programs.bucket_edits import cut_by_arrival, cut_model
+from overlaplab.simulate.programs.buckets import cut_by_arrival, cut_model
 from overlaplab.simulate.programs.larger_units import join_units
 from overlaplab.simulate.recorded import plain_programs
 from overlaplab.simulate.transfers import takes_ns, transfers
@@ -126,7 +125,9 @@ def _balance(run: Run, programs: Programs, value: str | None, _link: Link | None
 
 def _balance_on_devices(run: Run, programs: DevicePrograms, value: str | None) -> Programs | None:
     late = _asked_rank(run, value)
-    return None if late is None or len(run.traces) < 2 else devices.balance(programs, late)
+    if late is None or len(run.traces) < 2:
+        return None
+    return devices.change_lanes(programs, partial(balance_rank, late=late))
 
 
 def _without_pauses(programs: Programs) -> list[list[Move]] | None:
@@ -158,7 +159,7 @@ def _without_unused(run: Run, programs: Programs, _value: str | None, link: Link
     recorded = plain_programs(run)
     if recorded is None or missing_ranks(run):
         return None
-    return without_unused(programs, recorded.gradients, partial(takes_ns, transfers(run, run.traces[0], link)))
+    return model.without_unused(programs, recorded.gradients, partial(takes_ns, transfers(run, run.traces[0], link)))
 
 
 def _larger_units(run: Run, programs: Programs, value: str | None, link: Link | None) -> list[Program] | None:
@@ -173,10 +174,7 @@ def _larger_units(run: Run, programs: Programs, value: str | None, link: Link | 
 def _halve_bytes(run: Run, programs: Programs, _value: str | None, link: Link | None) -> list[Program] | None:
     if missing_ranks(run):
         return None
-    took = transfers(run, run.traces[0], link)
-    kinds = {launch.kind for program in programs for launch in find_launches(program) if launch.role}
-    takes_by_kind = {kind: takes for kind in kinds if (takes := took.times_by_size(kind)) is not None}
-    return model.halve_bytes(programs, takes_by_kind)
+    return model.halve_bytes(programs, transfers(run, run.traces[0], link).times_by_size)
 
 
 def _programs_alone(edit: Callable[[Programs], Programs | None]) -> _Apply:
@@ -188,7 +186,9 @@ EDITS = {
     "balance": Edit(value="RANK", apply=_balance, on_devices=_balance_on_devices, nothing="no rank was waited for"),
     "even-work": Edit(
         apply=_programs_alone(lambda programs: even_out_work(programs) if len(programs) > 1 else None),
-        on_devices=lambda run, programs, _value: devices.even_work(programs) if len(run.traces) > 1 else None,
+        on_devices=lambda run, programs, _value: (
+            devices.change_lanes(programs, even_out_work) if len(run.traces) > 1 else None
+        ),
         nothing="it has one rank, or its ranks have different streams",
     ),
     "no-pause": Edit(

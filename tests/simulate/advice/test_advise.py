@@ -18,7 +18,7 @@ from overlaplab.simulate import advise, best_cap_mb, can_try_buckets, gains
 from overlaplab.simulate.advice.advise import OPTIONS
 from overlaplab.simulate.advice.tried import played_gain_half_ns
 from overlaplab.simulate.predictions import what_if
-from overlaplab.simulate.predictions.answer import Question
+from overlaplab.simulate.predictions.answer import Question, interval
 from overlaplab.simulate.predictions.error import gain_half_ns, measured_steps, recorded_caps
 from overlaplab.simulate.predictions.predict import predict
 from overlaplab.simulate.programs.buckets import find_recutting
@@ -173,6 +173,6 @@ def test_the_same_gain_is_as_certain_here_as_in_what_if_and_predict() -> None:
     predicted = predict(run, Setting(bucket_cap_mb=2.0))
     assert gain_half_ns(predicted.recorded_step_ns, predicted.interval) == pytest.approx(half_ns, rel=1e-3)
     answer = what_if.answer(run, Question(setting=Setting(bucket_cap_mb=2.0)))
-    sure = what_if.interval(run, answer, recorded_caps(run.manifest, [])) if run.manifest else None
+    sure = interval(run, answer, recorded_caps(run.manifest, [])) if run.manifest else None
     assert sure is not None
     assert gain_half_ns(measured_ns, sure) == pytest.approx(half_ns, rel=1e-3)

@@ -13,8 +13,9 @@ from samples import sample_run
 
 import overlaplab
 from overlaplab.simulate import advise, gains, remedies
-from overlaplab.simulate.advice import devices
-from overlaplab.simulate.advice.devices import device_remedies, device_settings
+from overlaplab.simulate.advice import tried
+from overlaplab.simulate.advice.remedies import device_remedies
+from overlaplab.simulate.advice.tried import device_settings
 from overlaplab.simulate.predictions.predict import predict
 from overlaplab.simulate.programs.setting import Setting
 
@@ -81,7 +82,7 @@ def test_depths_of_fsdp2(tmp_path: Path) -> None:
 
 
 def test_what_would_take_long_is_not_played(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(devices, "_MAX_STRETCHES", 10)
+    monkeypatch.setattr(tried, "_MAX_STRETCHES", 10)
     large = made(tmp_path)
     assert device_settings(large) == ()
     assert [*device_remedies(large)] == []

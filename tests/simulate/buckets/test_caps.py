@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from overlaplab.simulate.buckets.caps import cap_for, cap_ranges
-from overlaplab.simulate.fill_buckets import MIB, assign
+from overlaplab.simulate.fill_buckets import MIB, assign, cap_for, cap_ranges
 
 
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=9))

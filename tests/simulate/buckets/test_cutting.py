@@ -55,10 +55,10 @@ def test_with_launches_against_all_cuttings(gradients: list[tuple[int, int]], la
     for held in cuttings(len(sizes)) if sizes else ():
         best[len(held)] = min(best.get(len(held), 10**9), launched(held, ready, sizes, launch_ns))
     found = list(best_cuttings(ready, transfer_table(sizes, slow), launch_ns))
-    assert {len(own.counts): own.end_ns for own in found} == best
-    for own in found:
-        assert sum(own.counts) == len(sizes)
-        assert launched(own.counts, ready, sizes, launch_ns) == own.end_ns
+    assert {len(counts): end_ns for end_ns, counts in found} == best
+    for end_ns, counts in found:
+        assert sum(counts) == len(sizes)
+        assert launched(counts, ready, sizes, launch_ns) == end_ns
 
 
 def launched(held: tuple[int, ...], ready: list[int], sizes: list[int], launch_ns: int) -> int:
@@ -72,6 +72,6 @@ def launched(held: tuple[int, ...], ready: list[int], sizes: list[int], launch_n
 def test_no_more_buckets_than_asked_for() -> None:
     ready, sizes = [0, 100, 200, 300], [90, 90, 90, 90]
     found = list(best_cuttings(ready, transfer_table(sizes, slow), 0, most=2))
-    assert [own.counts for own in found] in [[(4,), (3, 1)], [(4,), (2, 2)]]
+    assert [counts for _, counts in found] in [[(4,), (3, 1)], [(4,), (2, 2)]]
     assert last_end(ready, sizes, (1, 1, 1, 1), slow) == 400
     assert last_end(ready, sizes, (4,), slow) == 670

@@ -23,7 +23,7 @@ from overlaplab.manifest import Link
 from overlaplab.report.predicted_run import write_run
 from overlaplab.sections.what_if import caps_tried, what_if_parts
 from overlaplab.simulate import gains
-from overlaplab.simulate.advice.devices import device_settings
+from overlaplab.simulate.advice.tried import device_settings
 from overlaplab.simulate.gpus.buckets import is_of_one_size
 from overlaplab.simulate.predictions.answer import Question
 from overlaplab.simulate.predictions.device import predict_device

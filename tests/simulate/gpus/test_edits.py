@@ -20,9 +20,10 @@ from overlaplab.analyses import slowdowns
 from overlaplab.evidence.dependencies import longest_wait
 from overlaplab.sections.run_tables import RunTables
 from overlaplab.simulate import gains
+from overlaplab.simulate.advice.tried import replayed_spans_ns
 from overlaplab.simulate.predictions.device import predict_device
 from overlaplab.simulate.programs.setting import Setting
-from overlaplab.simulate.replayed import replay_steps
+from overlaplab.simulate.undisturbed import recorded_spans_ns
 from overlaplab.words import to_ms
 
 Event = dict[str, Any]
@@ -37,7 +38,7 @@ def played_us(run: Run, name: str, value: str | None = None) -> list[list[float]
 
 def test_launching_in_no_time_leaves_the_device_alone(tmp_path: Path) -> None:
     slow = run_of(tmp_path, loop(), backend="nccl")
-    assert replay_steps(slow)["span_ns"].tolist() == [300_000, 280_000]
+    assert recorded_spans_ns(slow).tolist() == [[300_000, 280_000]]
     assert played_us(slow, "no-launch-overhead") == [[100, 100]]
 
 
@@ -57,9 +58,9 @@ def test_a_host_that_does_not_wait_runs_ahead(tmp_path: Path) -> None:
     free = run_of(tmp_path / "free", loop(op_us=8), backend="nccl")
     assert longest_wait(waiting) == "aten::item"
     assert longest_wait(free) is None
-    took = replay_steps(free)["span_ns"].tolist()
-    assert sum(played_us(waiting, "no-device-waits")[0]) == pytest.approx(sum(took) / 1000, abs=4)
-    assert sum(replay_steps(waiting)["span_ns"]) > sum(took)
+    took = recorded_spans_ns(free).sum()
+    assert sum(played_us(waiting, "no-device-waits")[0]) == pytest.approx(took / 1000, abs=4)
+    assert recorded_spans_ns(waiting).sum() > took
     with pytest.raises(OverlaplabError, match="the host does not wait for its device"):
         predict_device(free, Setting(edits=(("no-device-waits", None),)))
 
@@ -79,7 +80,7 @@ def test_gradients_are_sent_once_per_step(tmp_path: Path) -> None:
     """Each pass waits for 300 µs of its last bucket after the backward pass; the first no longer does."""
     events = accumulating(made_gpu.bucketed(steps=2))
     run = run_of(tmp_path, events, events, backend="nccl")
-    recorded = replay_steps(run)["span_ns"].to_numpy() / 1000
+    recorded = recorded_spans_ns(run)[0] / 1000
     (own, *_), _ = played_us(run, "last-pass")
     exposed = overlaplab.summary(run)["exposed_comm_ns"].to_numpy() / 1000
     assert recorded[0] - own == pytest.approx(exposed[0] / 2, abs=20)
@@ -93,7 +94,7 @@ def test_copies_into_buckets_that_fall_away_may_have_been_slowed_down(tmp_path: 
     ranks = [accumulating(events, "Optimizer.step#AdamW.step") for events in ddp_ranks([MIB // 2], **how)]
     run = run_of(tmp_path, *ranks, backend="nccl")
     assert slowdowns(run).set_index("name").loc["mul", "slowdown"] > 0
-    recorded = replay_steps(run)["span_ns"].iloc[:4].to_numpy() / 1000
+    recorded = recorded_spans_ns(run)[0] / 1000
     assert (recorded - played_us(run, "last-pass")[0] > 0).all()
 
 
@@ -102,9 +103,9 @@ def test_copies_into_buckets_that_fall_away_may_have_been_slowed_down(tmp_path: 
 def test_units_that_stay_gathered_are_not_gathered_again(tmp_path: Path, ahead: int, host_us: int) -> None:
     made = {stays: fsdp(ahead, host_us=host_us, steps=2, stays=stays) for stays in (False, True)}
     freed, kept = (run_of(tmp_path / str(stays), *[rank] * 2, backend="nccl") for stays, rank in made.items())
-    took_us = [ns / 1000 for ns in replay_steps(kept)["span_ns"].tolist()]
+    took_us = recorded_spans_ns(kept).ravel() / 1000
     assert [*chain(*played_us(freed, "keep-gathered"))] == pytest.approx(took_us, abs=3)
-    assert sum(replay_steps(freed)["span_ns"]) / 1000 > sum(took_us)
+    assert recorded_spans_ns(freed).sum() / 1000 > took_us.sum()
 
 
 def broadcasting(inside: str, *, sends: bool) -> list[Event]:
@@ -133,7 +134,7 @@ def broadcasting(inside: str, *, sends: bool) -> list[Event]:
 def test_broadcasts_of_buffers_or_of_updated_parameters(tmp_path: Path, inside: str, edit: str, other: str) -> None:
     made = {sends: broadcasting(inside, sends=sends) for sends in (False, True)}
     without, sending = (run_of(tmp_path / str(sends), *[rank] * 2, backend="nccl") for sends, rank in made.items())
-    took_us = [ns / 1000 for ns in replay_steps(without)["span_ns"].tolist()]
+    took_us = recorded_spans_ns(without).ravel() / 1000
     assert [*chain(*played_us(sending, edit))] == pytest.approx(took_us, abs=3)
     with pytest.raises(OverlaplabError, match=f"edit {other} does not apply"):
         played_us(sending, other)
@@ -148,9 +149,9 @@ def test_what_sending_costs_the_host_falls_away_too(tmp_path: Path, backward_us:
         ranks = [accumulating(events, "Optimizer.step#AdamW.step") for events in ddp_ranks([2 * MIB], **how)]
         return run_of(tmp_path / name, *ranks, backend="nccl")
 
-    (truth, *_), _ = replay_steps(made("silent", 1)).groupby("rank")["span_ns"].apply(list)
+    (truth, *_), _ = recorded_spans_ns(made("silent", 1))
     (found, *_), _ = played_us(made("sends", 0), "last-pass")
-    recorded = replay_steps(made("sends", 0))["span_ns"].iloc[0] / 1000
+    recorded = recorded_spans_ns(made("sends", 0))[0, 0] / 1000
     assert found == pytest.approx(truth / 1000, abs=40)
     assert recorded - found > 200
 
@@ -171,8 +172,7 @@ def alone(tmp_path: Path) -> Run:
 
 
 def test_where_ranks_are_missing_collectives_last_as_recorded(alone: Run) -> None:
-    table = replay_steps(alone)
-    assert table["replayed_ns"].tolist() == table["span_ns"].tolist()
+    assert replayed_spans_ns(alone).tolist() == recorded_spans_ns(alone).tolist()
     without = predict_device(alone, Setting(edits=(("no-launch-overhead", None),)))
     assert sum(without.predicted_ns[0]) <= sum(without.recorded_ns[0])
     for edit in ("balance", "even-work", "half-bytes"):

@@ -15,11 +15,12 @@ from overlaplab import OverlaplabError, load_run, summary
 from overlaplab.evidence.dependencies import blocking_calls, device_events, full_queues
 from overlaplab.manifest import Link, Manifest, Mesh
 from overlaplab.report.predicted_run import write_run
+from overlaplab.simulate.advice.tried import replayed_spans_ns
 from overlaplab.simulate.gpus.streams import device_programs
 from overlaplab.simulate.player import End, Note, Wait, Work, play
 from overlaplab.simulate.predictions.predict import predict
 from overlaplab.simulate.programs.setting import Setting
-from overlaplab.simulate.replayed import replay_steps
+from overlaplab.simulate.undisturbed import recorded_spans_ns
 
 SAMPLES = Path(__file__).parents[3] / "traces"
 
@@ -70,7 +71,7 @@ def test_a_host_waits_while_its_queue_is_full(tmp_path: Path) -> None:
     run = run_of(tmp_path, queued(10), backend="nccl")
     full = full_queues(run.traces[0])
     assert full
-    assert replay_steps(run)["replayed_ns"].tolist() == [20_000_000]
+    assert replayed_spans_ns(run).tolist() == [[20_000_000]]
     programs = device_programs(run)
     assert programs is not None
     (host, stream, _) = programs.programs
@@ -118,8 +119,8 @@ def test_a_graph_is_one_launch(tmp_path: Path) -> None:
 
 
 def test_recorded_steps_are_played_to_the_nanosecond(tmp_path: Path) -> None:
-    table = replay_steps(run_of(tmp_path, EVENTS, backend="nccl"))
-    assert table["span_ns"].tolist() == table["replayed_ns"].tolist() == [280_000]
+    run = run_of(tmp_path, EVENTS, backend="nccl")
+    assert recorded_spans_ns(run).tolist() == replayed_spans_ns(run).tolist() == [[280_000]]
 
 
 def test_what_waits_comes_earlier(tmp_path: Path) -> None:
@@ -142,8 +143,8 @@ def test_notes_are_waited_for() -> None:
 
 @pytest.mark.parametrize("make", [made_gpu.bucketed, lambda: made_gpu.zero3(1), made_gpu.fsdp2])
 def test_ranks_that_wait_for_each_other_replay(tmp_path: Path, make: Any) -> None:
-    table = replay_steps(run_of(tmp_path, make(), make(), backend="nccl"))
-    assert ((table["replayed_ns"] / table["span_ns"] - 1).abs() < 0.01).all()
+    run = run_of(tmp_path, make(), make(), backend="nccl")
+    assert replayed_spans_ns(run) == pytest.approx(recorded_spans_ns(run), rel=0.01)
 
 
 def broadcasting(late_us: int, **scalars: Any) -> list[dict[str, Any]]:
@@ -167,7 +168,7 @@ def test_a_broadcast_whose_root_is_known_replays_as_any_other(tmp_path: Path, la
     spans = []
     for name, scalars in (("known", {"Concrete Inputs": ["", "", "0", "0"]}), ("unknown", {})):
         run = run_of(tmp_path / name, *(broadcasting(each, **scalars) for each in late_us), backend="nccl")
-        spans.append(replay_steps(run)["replayed_ns"].tolist())
+        spans.append(replayed_spans_ns(run).tolist())
         table = overlaplab.collectives(run)
         assert table["wait_ns"].notna().any() == (name == "known")
     assert spans[0] == spans[1]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from overlaplab.simulate.pipelines.hosts import follow_moves
+from overlaplab.simulate.pipelines.moves import follow_moves
 from overlaplab.simulate.pipelines.shape import Host
 from overlaplab.simulate.player import Launch, Mark, Move, Wait, Work
 

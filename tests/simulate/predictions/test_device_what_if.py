@@ -13,7 +13,8 @@ from overlaplab import Run
 from overlaplab.sections.what_if import what_if_parts
 from overlaplab.simulate import gains
 from overlaplab.simulate.predictions import device_answers, what_if
-from overlaplab.simulate.predictions.answer import DEPTHS, Question
+from overlaplab.simulate.predictions.answer import DEPTHS, Question, interval
+from overlaplab.simulate.predictions.device import device_lanes
 from overlaplab.simulate.predictions.error import gain_half_ns
 from overlaplab.simulate.predictions.predict import predict
 from overlaplab.simulate.predictions.trace_event import COMPUTES, LINK, Event
@@ -50,7 +51,7 @@ def test_figures_are_those_of_predict(
     for setting in settings:
         found, expected = what_if.answer(own, Question(setting=setting)), predict(own, setting)
         assert found.step_ns == expected.step_ns
-        assert what_if.interval(own, found, NONE_RECORDED) == expected.interval
+        assert interval(own, found, NONE_RECORDED) == expected.interval
         assert found.extrapolated == expected.extrapolated
 
 
@@ -99,7 +100,7 @@ def test_lanes_in_literals() -> None:
         Event(LINK, "engine::comm seq=0 kind=all_reduce dtype=float32 bytes=4 group=0", 8_000, 12_000),
         Event(COMPUTES, "predicted::c", 13_000, 15_000),
     ]
-    assert device_answers.device_lanes(events, 1).values.tolist() == [
+    assert device_lanes(events, 1).values.tolist() == [
         ["rank", "", False, 0, 4_000],
         ["rank", "", False, 8_000, 10_000],
         ["link", "all_reduce", False, 3_000, 4_000],

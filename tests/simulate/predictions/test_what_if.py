@@ -18,12 +18,12 @@ from overlaplab.events import Run
 from overlaplab.manifest import Link
 from overlaplab.simulate import advise
 from overlaplab.simulate.player import End, Launch, Program, Wait, Work, play
-from overlaplab.simulate.predictions import what_if, wide_answers
-from overlaplab.simulate.predictions.answer import Question, median_step
+from overlaplab.simulate.predictions import cpu_answers, what_if
+from overlaplab.simulate.predictions.answer import Question, interval, median_step
+from overlaplab.simulate.predictions.cpu_answers import playable_plan, playable_schedules
 from overlaplab.simulate.predictions.device import device_manifest
 from overlaplab.simulate.predictions.error import measured_steps, recorded_caps
 from overlaplab.simulate.predictions.predict import predict
-from overlaplab.simulate.predictions.rank_answers import playable_plan, playable_schedules
 from overlaplab.simulate.programs import all_programs
 from overlaplab.simulate.programs.setting import Setting
 from overlaplab.simulate.vector_player import play_wide, widen
@@ -82,7 +82,7 @@ def test_other_settings_of_the_recorded_ranks_are_what_the_event_player_says(set
 def test_further_ranks_are_those_of_predict(name: str, setting: Setting) -> None:
     run = sample_run(name)
     result = play(all_programs(run, setting))
-    found = wide_answers.play_question(run, Question(setting=setting))[1]
+    found = cpu_answers.play_question(run, Question(setting=setting))[1]
     assert found.ends_ns.T.tolist() == [list(ends) for ends in result.ends_ns]
     assert found.carried_ns.tolist() == [list(times) for times in result.carried.values()]
 
@@ -96,7 +96,7 @@ def test_over_gloo_alone_a_named_link_times_any_number_of_ranks(ranks: int | Non
     setting = Setting(link=Link(emulated=True, bandwidth_gbps=10.0, latency_us=50.0, world_size=2), ranks=ranks)
     assert what_if.why_not(run) is None
     expected = play(all_programs(run, setting))
-    found = wide_answers.play_question(run, Question(setting=setting))[1]
+    found = cpu_answers.play_question(run, Question(setting=setting))[1]
     assert found.ends_ns.T.tolist() == [list(ends) for ends in expected.ends_ns]
     with pytest.raises(OverlaplabError, match=r"without a link\. Name one \(--link"):
         all_programs(run, Setting(ranks=8))
@@ -107,7 +107,7 @@ def test_a_collective_keeps_what_it_took_beyond_its_model() -> None:
     link = linked(run)
     faster = replace(link, bandwidth_gbps=4.0, latency_us=10.0)
     before, after = (
-        wide_answers.play_question(run, Question(setting=Setting(link=other)))[0] for other in (None, faster)
+        cpu_answers.play_question(run, Question(setting=Setting(link=other)))[0] for other in (None, faster)
     )
     for old, new in zip(before.moves, after.moves, strict=True):
         if isinstance(old, Launch) and isinstance(new, Launch) and old.role == "bucket":
@@ -138,7 +138,7 @@ def test_by_cap_and_ranks() -> None:
 
 def test_no_cap_beats_the_best_buckets_found() -> None:
     run = sample_run("sweep/cap-25")
-    best = what_if.best_found_ns(run, Question(setting=Setting(bucket_cap_mb=1.0)))
+    best = cpu_answers.best_found_ns(run, Question(setting=Setting(bucket_cap_mb=1.0)))
     assert best is not None
     alone = overlaplab.summary(run).eval("span_ns - exposed_comm_ns").mean()
     assert (
@@ -149,14 +149,14 @@ def test_no_cap_beats_the_best_buckets_found() -> None:
     more = Setting(ranks=8)
     assert (
         best
-        < (what_if.best_found_ns(run, Question(setting=more)) or 0)
+        < (cpu_answers.best_found_ns(run, Question(setting=more)) or 0)
         < what_if.answer(run, Question(setting=more)).step_ns
     )
     slower = replace(linked(run), bandwidth_gbps=linked(run).bandwidth_gbps / 4)
-    assert (what_if.best_found_ns(run, Question(setting=Setting(link=slower))) or 0) > best
-    assert what_if.best_found_ns(run, Question(setting=Setting(strategy="zero1"))) is None
-    assert what_if.best_found_ns(run, Question(setting=Setting(), algorithm="auto")) is None
-    assert what_if.best_found_ns(sample_run("zero3"), Question(setting=Setting())) is None
+    assert (cpu_answers.best_found_ns(run, Question(setting=Setting(link=slower))) or 0) > best
+    assert cpu_answers.best_found_ns(run, Question(setting=Setting(strategy="zero1"))) is None
+    assert cpu_answers.best_found_ns(run, Question(setting=Setting(), algorithm="auto")) is None
+    assert cpu_answers.best_found_ns(sample_run("zero3"), Question(setting=Setting())) is None
 
 
 def test_each_rank_of_zero3_holds_less_as_there_are_more() -> None:
@@ -174,7 +174,7 @@ def test_lanes_in_literals() -> None:
         [[Work(100), End(), Work(10), Launch("a", 5, role="bucket", what="0"), Work(10),
           Launch("b", 10, kind="all_reduce"), Work(4), Wait("b", 2), Work(3), End()]]
     )  # fmt: skip
-    table = wide_answers.lanes(program, play_wide(program), 0, 0)
+    table = cpu_answers.lanes(program, play_wide(program), 0, 0)
     assert [tuple(row) for row in table.itertuples(index=False)] == [
         ("rank", "", False, 0, 24),
         ("rank", "", False, 32, 35),
@@ -186,9 +186,9 @@ def test_lanes_in_literals() -> None:
 
 def test_lanes_of_a_recorded_step_add_up() -> None:
     run = sample_run("bucketed")
-    program, result = wide_answers.play_question(run, Question(setting=Setting()))
+    program, result = cpu_answers.play_question(run, Question(setting=Setting()))
     rank, step, span_ns = median_step(result.spans_ns.T)
-    table = wide_answers.lanes(program, result, rank, step)
+    table = cpu_answers.lanes(program, result, rank, step)
     took = (table["end_ns"] - table["start_ns"]).groupby([table["lane"], table["exposed"]]).sum()
     assert table["end_ns"].max() == span_ns
     assert took["rank", False] + took["link", True] <= span_ns
@@ -215,7 +215,7 @@ def test_ranks_that_launch_different_collectives_are_played_as_predict_plays_the
     answer = what_if.answer(run, Question(setting=setting))
     predicted = predict(run, setting)
     assert answer.step_ns == predicted.step_ns
-    assert what_if.interval(run, answer, recorded_caps(device_manifest(run), [])).half_ns == predicted.interval.half_ns
+    assert interval(run, answer, recorded_caps(device_manifest(run), [])).half_ns == predicted.interval.half_ns
     works = answer.lanes[answer.lanes["lane"] == "rank"]
     assert (works["start_ns"] >= 0).all()
     assert 0 < (works["end_ns"] - works["start_ns"]).sum() <= answer.median_span_ns
@@ -249,18 +249,18 @@ def test_what_cannot_be_told() -> None:
     foreign = sample_run("ddp-lessons/one-order")
     assert what_if.why_not(foreign) is None  # of its actions it can be told
     with pytest.raises(OverlaplabError, match="what its strategy is has not been recorded, so that its options"):
-        wide_answers.play_question(foreign, Question(setting=Setting(bucket_cap_mb=1.0)))
+        cpu_answers.play_question(foreign, Question(setting=Setting(bucket_cap_mb=1.0)))
     with pytest.raises(OverlaplabError, match="of such a run another link is predicted, nothing else"):
         what_if.answer(sample_run("dp-tp"), Question(setting=Setting(bucket_cap_mb=1.0)))
     asynchronous = "its workers do not wait for each other"
     assert str(what_if.why_not(sample_run("parameter-server"))).startswith(asynchronous)
     run = sample_run("bucketed")
     with pytest.raises(OverlaplabError, match="overlaplab predict takes --link and --ranks of a parameter server"):
-        wide_answers.play_question(run, Question(setting=Setting(strategy="parameter-server")))
+        cpu_answers.play_question(run, Question(setting=Setting(strategy="parameter-server")))
     assert run.manifest is not None
     bare = replace(run, manifest=replace(run.manifest, link=None))
     with pytest.raises(OverlaplabError, match="without a link"):
-        wide_answers.play_question(bare, Question(setting=Setting(ranks=4)))
+        cpu_answers.play_question(bare, Question(setting=Setting(ranks=4)))
 
 
 @pytest.mark.parametrize(
@@ -279,7 +279,7 @@ def test_step_and_interval_are_those_of_predict(setting: Setting) -> None:
     expected = predict(run, setting)
     assert found.step_ns == expected.step_ns
     assert found.extrapolated == expected.extrapolated
-    assert what_if.interval(run, found, recorded_caps(run.manifest, beside)) == expected.interval
+    assert interval(run, found, recorded_caps(run.manifest, beside)) == expected.interval
 
 
 @pytest.mark.parametrize("cap", [0.4, 1.0, 4.0])

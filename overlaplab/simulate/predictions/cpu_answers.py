@@ -1,27 +1,41 @@
-"""What a step of a run on CPUs would take with another setting, fast enough to answer a slider.
+"""What a step of a run on CPUs would take with another setting.
 
-docs/design/plays.md, The page What if.
+Ranks that do the same are played as one, fast enough to answer a slider; those that launch different collectives
+(stages of a pipeline, groups beside each other, a parameter server) each by itself. docs/design/plays.md, The page What
+if.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pandas as pd
 
 from overlaplab.errors import OverlaplabError
-from overlaplab.events import Run, once_per_run
-from overlaplab.manifest import strategy_traits
+from overlaplab.events import Run, is_on_gpus, once_per_run
+from overlaplab.evidence.pipelines import find_plan
+from overlaplab.intervals import Intervals, union
+from overlaplab.manifest import Pipeline, strategy_traits
 from overlaplab.simulate import undisturbed
 from overlaplab.simulate.buckets.search import bucket_search
 from overlaplab.simulate.further import draw_ranks
-from overlaplab.simulate.play_errors import refusal
-from overlaplab.simulate.player import End, StuckError, find_launches
-from overlaplab.simulate.predictions.answer import Answer, Question, lane_table, lane_word, median_step
+from overlaplab.simulate.pipelines.shape import PLAYED_SCHEDULES
+from overlaplab.simulate.play_errors import play_or_refuse, refusal
+from overlaplab.simulate.player import End, Program, StuckError, Work, find_launches
+from overlaplab.simulate.predictions.answer import (
+    Answer,
+    Question,
+    SettingPrediction,
+    lane_table,
+    lane_word,
+    median_step,
+)
 from overlaplab.simulate.predictions.device import device_manifest
-from overlaplab.simulate.predictions.error import extrapolations, mean_steps
-from overlaplab.simulate.programs import made_programs
+from overlaplab.simulate.predictions.error import extrapolations
+from overlaplab.simulate.programs import all_programs, made_programs
 from overlaplab.simulate.programs.edits import move_into_the_next
+from overlaplab.simulate.programs.pipelined import require_change
 from overlaplab.simulate.programs.setting import Setting
 from overlaplab.simulate.programs.times import elsewhere_ns
 from overlaplab.simulate.programs.uncertainty import transfers_miss_ns
@@ -40,7 +54,7 @@ AS_RECORDED = Question(setting=Setting())
 
 @once_per_run
 def is_wide(run: Run) -> bool:
-    """Whether its ranks can be played as one; of others see `rank_answers`."""
+    """Whether its ranks can be played as one; of others see `predict_ranks`."""
     try:
         setting_program(run, Setting())
     except OverlaplabError:
@@ -55,7 +69,7 @@ def wide_answer(run: Run, question: Question) -> Answer:
     return Answer(
         spans_ns=played.spans_ns.T,
         mean_ns=wide_mean_step_ns(run, played, question.setting),
-        replayed_ns=mean_steps(play_question(run, AS_RECORDED)[1].spans_ns.T.tolist()),
+        replayed_ns=play_question(run, AS_RECORDED)[1].spans_ns.mean(axis=1).tolist(),
         transfers_ns=transfers_miss_ns(run, question.setting.edits, question.setting.link),
         extrapolated=extrapolations(
             device_manifest(run), question.setting, setting_program(run, Setting()).moves, program.moves
@@ -110,7 +124,9 @@ def wide_mean_step_ns(run: Run, played: WidePlayed, setting: Setting) -> int:
 
 
 def best_found_ns(run: Run, question: Question) -> int | None:
-    """The mean step with the best buckets found; None without any, or where more than caps, link and ranks change."""
+    """The mean step with the best buckets found; None without any, as on GPUs, or where more than caps, link and ranks
+    change.
+    """
     setting = question.setting
     changeable = ("bucket_cap_mb", "first_bucket_mb", "link", "ranks")
     recorded = run.manifest.link if run.manifest else None
@@ -148,3 +164,69 @@ def setting_program(run: Run, setting: Setting) -> WideProgram:
         return widen(made_programs(run, setting))
     except StuckError as error:
         raise refusal(run, str(error)) from None
+
+
+class RankPrediction(SettingPrediction):
+    """A setting of a run on CPUs, each rank played by itself."""
+
+    def lanes(self, rank: int, step: int) -> pd.DataFrame:
+        program, played = self.programs[1][rank], self.played
+        carried = ((lane_word(launch), *played.carried[launch.key]) for launch in find_launches(program))
+        works = _working_times(program, played.over_ns[rank])
+        return lane_table(works, carried, *played.ends_ns[rank][step : step + 2])
+
+
+def predict_ranks(run: Run, setting: Setting) -> RankPrediction:
+    """Play the run under the setting. Raises `OverlaplabError` where the run cannot tell."""
+    run = _with_manifest(run)
+    recorded, changed = all_programs(run, Setting()), all_programs(run, setting)
+    before, after = play_or_refuse(run, recorded), play_or_refuse(run, changed)
+    return RankPrediction(
+        run=run,
+        manifest=device_manifest(run),
+        setting=setting,
+        programs=(recorded, changed),
+        recorded_ns=before.all_spans_ns(),
+        predicted_ns=after.all_spans_ns(),
+        transfers_ns=transfers_miss_ns(run, setting.edits, setting.link),
+        played=after,
+    )
+
+
+@once_per_run
+def playable_plan(run: Run) -> Pipeline | None:
+    """The pipeline whose schedule and microbatches can be changed; None without one."""
+    if is_on_gpus(run) or (plan := find_plan(run)) is None:
+        return None
+    return plan if _can_be(run, Setting(schedule=plan.schedule)) else None
+
+
+def playable_schedules(run: Run, microbatches: int | None = None) -> list[str]:
+    """The schedules that the stages of a playable pipeline can have, with as many microbatches (None: as recorded)."""
+    return [
+        schedule for schedule in PLAYED_SCHEDULES if _can_be(run, Setting(schedule=schedule, microbatches=microbatches))
+    ]
+
+
+def _can_be(run: Run, setting: Setting) -> bool:
+    try:
+        require_change(_with_manifest(run), setting)
+    except OverlaplabError:
+        return False
+    return True
+
+
+def _with_manifest(run: Run) -> Run:
+    return run if run.manifest else _with_device_manifest(run)
+
+
+@once_per_run
+def _with_device_manifest(run: Run) -> Run:
+    """The run with what its traces tell in place of run.json; kept, as its programs are."""
+    return replace(run, manifest=device_manifest(run))
+
+
+def _working_times(program: Program, over_ns: tuple[int, ...]) -> Intervals:
+    ends = np.array(over_ns, dtype=np.int64)
+    took = np.array([move.ns if isinstance(move, Work) else 0 for move in program], dtype=np.int64)
+    return union(ends - took, ends)
