@@ -336,7 +336,12 @@ _ANYWHERE = (
     _text("bucket_sizes", "buckets' sizes", "The bytes of each bucket, in the order of launches."),
     _text("caps_mb", "caps", "The caps in MiB that give these buckets; the last one applies to all further buckets."),
     _ns("gain_ns", "gain", "How much shorter a step would be.", "gain ms"),
-    _ns("half_ns", "gain, give or take", "By how much a recorded gain may differ, in 95 of 100 cases.", "±"),
+    _ns(
+        "half_ns",
+        "gain, give or take",
+        "By how much the gain between means of several recordings may differ, in 95 of 100 cases.",
+        "±",
+    ),
     _ns("low_ns", "gain, at least", "The lower end of the gain's range.", "from"),
     _ns("high_ns", "gain, at most", "The upper end of the gain's range.", "to"),
     _ns("step_ns", "step then", "How long the median step would take.", "step then"),

@@ -16,7 +16,7 @@ from overlaplab.intervals import EMPTY, Intervals, clip, subtract, total, union
 from overlaplab.words import count, gradient_word, last_gradient, shorten, size_exact, to_ms
 
 ARRIVING = "gradients arriving"
-WAITING = "ready, waits for an earlier bucket"
+WAITING = "ready, waits for its launch"
 QUEUED = "launched, link busy"
 STARTING = "launched, not started"
 HIDDEN = "communication hidden by compute"

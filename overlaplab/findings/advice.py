@@ -19,6 +19,7 @@ from overlaplab.findings.actions.ranked import certainty_words
 from overlaplab.findings.actions.words import cap_words, first_bucket_words
 from overlaplab.findings.diagnosis.bound import gains_by_buckets
 from overlaplab.findings.diagnosis.diagnose import Diagnosis, place_name
+from overlaplab.findings.diagnosis.other_problems import LEAVE_CORES
 from overlaplab.findings.loops import Loop
 from overlaplab.findings.predictions import find_disturbance
 from overlaplab.findings.thresholds import LITTLE_GAIN, MOST_BUCKETS_LISTED
@@ -121,7 +122,7 @@ def advice_sentences(table: pd.DataFrame, diagnosis: Diagnosis) -> Iterator[str]
         yield f"No division into buckets gains more than {'about ' if played else ''}{ms(most_ns)} {of}."
     if table["replayed"].any():
         yield (
-            "Gains are means over the steps that nothing disturbed, or all if none is left. Ranges go from the smallest"
+            "Gains are means over undisturbed steps (over all if every step was disturbed). Ranges go from the smallest"
             f" of these steps' gains to the largest, widened by 1 % of a step.{_recorded_gains(table)}"
         )
 
@@ -130,7 +131,10 @@ def _recorded_gains(table: pd.DataFrame) -> str:
     if table["half_ns"].isna().all():
         return " How much recordings differ is unknown."
     half = ms(int(table["half_ns"].max()))
-    return f" Recordings differ: a recorded gain lies within ± {half} in 95 of 100 cases."
+    return (
+        f" The gain between the means of several recordings of each lies within ± {half} in 95 of 100 cases; between"
+        " two single ones it may differ more."
+    )
 
 
 _KINDS = {
@@ -191,6 +195,8 @@ def advice_lines(table: pd.DataFrame, loop: Loop, diagnosis: Diagnosis) -> Itera
     """The lines of a training script, or the options of `overlaplab record`, to change; none where none would gain, or
     where something else is advised.
     """
+    if diagnosis.advice == LEAVE_CORES:
+        return
     for each in diagnosis.actions[:1]:
         if each.action.name in ("strategy", "library_collectives"):
             yield f"overlaplab record … --strategy {each.what}"

@@ -112,7 +112,8 @@ def buckets_remarks(table: pd.DataFrame) -> list[str]:
     if waited := int((labelled["launch_ns"] - labelled["ready_ns"] > PROMPT_LAUNCH_NS).sum()):
         least = f"{to_ms(PROMPT_LAUNCH_NS):g} ms"
         remarks.append(
-            f"{count(waited, 'bucket')} waited more than {least} for launch, although ready (launches keep order)."
+            f"{count(waited, 'bucket')} waited more than {least} for launch, although ready: launches keep order, or"
+            " come after the backward pass."
         )
     return remarks
 

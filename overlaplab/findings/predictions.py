@@ -114,7 +114,10 @@ def interval_line(half_ns: int, parts: Mapping[str, int]) -> str:
     """The interval around the predicted step time, and what it consists of."""
     further = [name for name in ("transfers", "extrapolation") if parts.get(f"{name}_ns")]
     shown = ["steps", "recordings", "model", *further]
-    named = ", ".join(f"{name} ± {to_ms(parts[f'{name}_ns']):.1f}" for name in shown)
+    texts = {name: f"{name} ± {to_ms(parts[f'{name}_ns']):.1f}" for name in shown}
+    if not parts["steps_ns"]:
+        texts["steps"] = "steps unknown, as there is one"
+    named = ", ".join(texts.values())
     return f"A recording's mean step lies within ± {to_ms(half_ns):.1f} ms in 95 of 100 cases ({named})."
 
 

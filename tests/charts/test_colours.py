@@ -43,7 +43,7 @@ MEANINGS = {
     "waiting": {"exposed, waiting for a rank", charts.collectives.ALONE, "waited for rank 1"},
     "memory": {"memory only", "activations"},
     "idle": {"idle", "gradients arriving", "parameters live"},
-    "held": {"ready, waits for an earlier bucket", "ready, not launched yet"},
+    "held": {"ready, waits for its launch", "ready, not launched yet"},
     "queued": {"launched, link busy", "launched, link busy: before it starts, or exposed"},
     "starting": {"launched, not started", charts.collectives.SHARED},
     "gap": {"host paused, long or short"},

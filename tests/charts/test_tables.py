@@ -178,7 +178,7 @@ def test_buckets_draw_each_stage() -> None:
         (second, "gradients arriving", 11.0, 11.5),
         (first, "launched, not started", 12.0, 13.0),
         (first, "communication hidden by compute", 13.0, 17.0),
-        (second, "ready, waits for an earlier bucket", 11.5, 12.1),
+        (second, "ready, waits for its launch", 11.5, 12.1),
         (second, "launched, link busy", 12.1, 17.0),
         (second, "communication hidden by compute", 17.0, 20.0),
         (second, "communication exposed", 20.0, 23.0),
@@ -292,7 +292,7 @@ def test_a_launch_before_device_readiness_is_no_negative_wait() -> None:
     """On a GPU the launch is host time and comes before the device has the gradients."""
     drawn = bands(charts.buckets(pd.DataFrame([bucket(0, launch_ns=2 * MS)])))
     assert all(end > begin for _, _, begin, end in drawn)
-    assert "ready, waits for an earlier bucket" not in {part for _, part, _, _ in drawn}
+    assert "ready, waits for its launch" not in {part for _, part, _, _ in drawn}
 
 
 def test_a_bucket_without_any_gradient_is_drawn_too() -> None:
@@ -316,7 +316,7 @@ def test_a_bucket_told_by_its_launch_waits_for_no_other() -> None:
     late = {"launch_ns": 12 * MS + 500_000, "start_ns": 13 * MS}
     for source, waits in (("ddp", False), ("engine", True)):
         chart = charts.buckets(pd.DataFrame([bucket(0, **late, source=source)]))
-        assert ("ready, waits for an earlier bucket" in {part for _, part, _, _ in bands(chart)}) is waits
+        assert ("ready, waits for its launch" in {part for _, part, _, _ in bands(chart)}) is waits
         assert ("waited more than" in json.dumps(spec(chart)["title"])) is waits
 
 

@@ -82,7 +82,7 @@ def compare_finding(table: pd.DataFrame) -> str:
     named = slower if len(slower) <= MOST_BEATEN + 1 else slower[:MOST_BEATEN]
     beaten = [
         f"{setting.label} by {duration(setting.step_ms - least)} ({percent(setting.step_ms - least, setting.step_ms)}"
-        f"{' of its step' if place == 0 else ''})"
+        f"{f' of the step of {setting.label}' if place == 0 else ''})"
         for place, setting in enumerate(named)
     ]
     if len(named) < len(slower):

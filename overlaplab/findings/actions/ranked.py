@@ -148,12 +148,12 @@ def _answered_words(action: Action, rows: pd.DataFrame, cause_rows: pd.DataFrame
     """The largest cause of these `rows` that an action answers, or the idle time, if that is longer.
 
     A gain is of a mean step, so it may be more than this step has; or it is another rank that is idle. What shortens
-    each transfer also gains where the loop waits by design: then that is all of `cause_rows` that moves data.
+    each transfer also gains where the loop waits by design: then that is all of `cause_rows` that moves data in time.
     """
     if action.of_transfers and gain_ns > rows["exposed_ns"].sum():
         moved_ns = cause_rows.loc[cause_rows["cause"].isin(_TRANSFERS), "exposed_ns"].sum()
         delays = _AND_DELAYS if gain_ns > moved_ns else ""
-        return f"all exposed transfers, {ms(int(moved_ns))}{delays}" if moved_ns else ""
+        return f"the transfers among the causes, {ms(int(moved_ns))}{delays}" if moved_ns else ""
     if action.fills_idle_time and idle_ns > rows["exposed_ns"].sum():
         waits = rows[rows["cause"] == Cause.STRAGGLER]
         if gain_ns > idle_ns and len(waits):

@@ -270,7 +270,7 @@ def _advice(
             advice += f" {predicted_words(best, beside=True)}"
         if first.cause is not Cause.UNKNOWN and first.remedy != OPEN_ALL and pd.isna(window["exposed_wait_ns"]):
             why = "open all their traces together to tell" if unseen.waits is None else unseen.waits
-            advice += f" But some of it may be waiting for other ranks: {why}."
+            advice += f" Part of that time may be waiting for other ranks: {why}."
         return " ".join(filter(None, (late, advice))), None
     if best is None:
         left = (

@@ -47,7 +47,8 @@ def how_short(diagnosis: Diagnosis) -> str:
         return ""
     exposed_ns, idle_ns = diagnosis.exposed_ns - paused_ns, diagnosis.idle_ns + paused_ns
     alone_ns = span_ns - exposed_ns
-    idles = f", {ms(idle_ns)} of it idle" if idle_ns > LITTLE_GAIN * span_ns else ""
+    pauses = " or paused" if paused_ns > LITTLE_GAIN * span_ns else ""
+    idles = f", {ms(idle_ns)} of it idle{pauses}" if idle_ns > LITTLE_GAIN * span_ns else ""
     condition = "" if bound["waits_known"] else ", if none of it is waiting for other ranks"
     if pd.notna(bound.get("found_ns")):  # buckets were played with all ranks
         best, least, condition = int(bound["found_ns"]), int(bound["least_ns"]), ""

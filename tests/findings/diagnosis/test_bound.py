@@ -73,7 +73,7 @@ def test_pauses_of_the_host_stay_in_every_figure() -> None:
     paused = (share(Cause.GAP, 20 * MS), share(Cause.TAIL, 96 * MS))
     assert how_short(replace(idle, bound=row(600, 710, 669), causes=paused)) == (
         "That step takes 799.0 ms: at best 772.0 ms with other buckets and no delays or late ranks, and 703.0 ms"
-        " without any communication, 70.0 ms of it idle."
+        " without any communication, 70.0 ms of it idle or paused."
     )
 
 

@@ -378,7 +378,7 @@ def test_a_pipelines_idle_time_always_has_something_left_to_try() -> None:
 def test_what_half_the_bytes_is_against() -> None:
     """It shortens transfers that the loop waits for, too: then that is no single cause."""
     causes = exposed_rows((0, 1, "blocking", 20, None), (0, 1, "queued", 4, None), (0, 1, "straggler wait", 6, 3))
-    for gain, why in ((3, "link busy (queued), 4.0 ms"), (11, "all exposed transfers, 24.0 ms")):
+    for gain, why in ((3, "link busy (queued), 4.0 ms"), (11, "the transfers among the causes, 24.0 ms")):
         found = diagnosed(causes, gains=gains(("half_the_bytes", 0.5, gain)))
         assert [each.why for each in found.actions] == [why]
 
@@ -434,7 +434,7 @@ def test_what_shortens_transfers_is_against_the_largest_of_them() -> None:
     assert (
         "For 18.0 ms of it, the rank waited at once instead of computing (bucket 1). For 10.0 ms" in diagnosis.headline
     )
-    assert diagnosis.actions[0].why == "all exposed transfers, 28.0 ms, and what that delays"
+    assert diagnosis.actions[0].why == "the transfers among the causes, 28.0 ms, and what that delays"
 
 
 def test_units_stay_gathered_against_waits_for_gathers_alone() -> None:
