@@ -22,9 +22,12 @@ _MARKED = "watched_times"
 """The key of the chart that has the recordings' marks."""
 _IS_NEW = "watched_mark_is_new"
 """Whether the chosen mark has not opened its recording yet: a mark stays chosen while the page follows the training."""
+_OPENING = "watched_opening"
+"""The recording that is being opened: where the next look comes first, it opens it once more."""
 
 
 def page() -> None:
+    st.session_state.pop(_OPENING, None)
     root, name = st.session_state.get("folder"), st.session_state.get("watched")
     if root is None or name is None:
         small_head("Live")
@@ -80,7 +83,8 @@ def _recordings(live: Live, name: str) -> None:
         clicked = rows.button(
             f"{label} ›", key=f"recording_{row['step']}", type="tertiary", help="Open this recording."
         )
-        if clicked or row["step"] in chosen:
+        if clicked or row["step"] in chosen or run == st.session_state.get(_OPENING):
+            st.session_state[_OPENING] = run
             links.turn_to(links.SUMMARY, {links.RUN: run})
 
 
