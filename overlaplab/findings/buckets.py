@@ -257,6 +257,6 @@ def best_buckets_remark(best: pd.DataFrame | None) -> str | None:
     late = max(int(best["end_ns"].max()) - last_ns, 0)
     return (
         f"Last row: the best buckets on the same link, {count(len(best), 'bucket')} of {' to '.join(sizes)};"
-        f" {'it' if len(best) == 1 else 'the last'} ends {ms(late)} after the last gradient, which then comes at"
-        f" {ms(last_ns)}."
+        f" {'it' if len(best) == 1 else 'the last'} ends {ms(late)} after this rank's last gradient, which then comes"
+        f" at {ms(last_ns)}; waits for other ranks are included."
     )

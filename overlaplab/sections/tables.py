@@ -90,6 +90,7 @@ def pipeline_ranks_rows(table: pd.DataFrame) -> TableBlock:
         columns=_PIPELINE_RANKS,
         narrow=[column for column in _PIPELINE_RANKS if column.name not in left_out],
         legend="ms; step: from the first action of any rank to the last; sched., uneven: what must be idle in any case",
+        notes=["wait, moving and host are gaps before actions: the rest of idle comes after a rank's last action"],
     )
 
 

@@ -113,6 +113,6 @@ def test_the_best_buckets_in_words() -> None:
     best = pd.DataFrame([(1_000_000, 50, 9_000_000), (2_000_000, 11_000_000, 9_000_000)], columns=columns)
     assert best_buckets_remark(best) == (
         "Last row: the best buckets on the same link, 2 buckets of 1.00 MB to 2.00 MB; the last ends 2.0 ms"
-        " after the last gradient, which then comes at 9.0 ms."
+        " after this rank's last gradient, which then comes at 9.0 ms; waits for other ranks are included."
     )
     assert best_buckets_remark(best.head(0)) is None

@@ -96,7 +96,7 @@ def pipeline_advice(played: pd.DataFrame) -> tuple[str, ...]:
         needs = "GPipe or 1F1B on CPUs, the traces of all stages, and both ends of their messages"
         return (f"What smaller microbatches, another split or schedule gain cannot be replayed: this needs {needs}.",)
     return (
-        f"No setting that was replayed makes the step over {percent(LITTLE_GAIN, 1)} shorter: neither more"
+        f"No setting that was replayed makes the step over {percent(LITTLE_GAIN, 1)} shorter: neither smaller"
         " microbatches, nor another split or schedule. Left to try: a schedule with several stages on each rank.",
     )
 
