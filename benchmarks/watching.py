@@ -25,6 +25,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
+from math import comb
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -80,6 +81,9 @@ def cost(
     batch: BATCH = 8,
 ) -> None:
     """Step time in watched blocks ÷ in blocks that are not, each beside its neighbour; bursts are as often as asked."""
+    in_burst = [Bursts(every, burst).holds(number) for number in range(block)]
+    if all(in_burst) or not any(in_burst):
+        raise typer.BadParameter("of a block's steps some must lie in a burst, and some not")
     ranks(2)
     comm = connect(torch.device("cpu"))
     side = make_side(strategy, comm, layers, width, seq, batch, bucket_cap_mb=5.0)
@@ -105,7 +109,7 @@ def cost(
             watch.close()
             if watched:
                 shares.append(sum(cpu) / took_cpu)
-                burst_ratios.append(_burst_ratio(np.diff(ends), Bursts(every, burst)))
+                burst_ratios.append(_burst_ratio(np.diff(ends), np.array(in_burst)))
             return took
 
     on, off = take_turns([partial(train_block, watched=watched) for watched in (True, False)], blocks)
@@ -154,16 +158,16 @@ def compare_exposed(
     end_rank(comm)
 
 
-def _burst_ratio(steps_s: Any, bursts: Bursts) -> float:
+def _burst_ratio(steps_s: Any, in_burst: Any) -> float:
     """The median step of the block's bursts ÷ that of its other steps."""
-    in_burst = np.array([bursts.holds(number) for number in range(len(steps_s))])
     return float(np.median(steps_s[in_burst]) / np.median(steps_s[~in_burst]))
 
 
 def _median_interval(values: list[float]) -> tuple[float, float]:
-    """The 95 % interval of the median by order statistics, which assumes no distribution; of under 6 values, all."""
-    ordered = sorted(values)
-    place = max(0, int(len(values) / 2 - 0.98 * len(values) ** 0.5))
+    """The 95 % interval of the median by order statistics, which assumes no distribution; of under 9 values, all."""
+    ordered, n, place = sorted(values), len(values), 0
+    while sum(comb(n, below) for below in range(place + 2)) <= 0.025 * 2**n:
+        place += 1
     return ordered[place], ordered[-1 - place]
 
 

@@ -111,7 +111,9 @@ def advice_sentences(table: pd.DataFrame, diagnosis: Diagnosis) -> Iterator[str]
         tried = " or ".join(dict.fromkeys(_KINDS[option] for option in table["option"] if option in _KINDS))
         yield f"Another {tried} gains no more than {percent(LITTLE_GAIN, 1)} of the step."
     else:
-        others_first = any(each.is_worth_it and each.action.name not in _COLUMNS_OF for each in diagnosis.actions[:1])
+        others_first = diagnosis.advice == LEAVE_CORES or any(
+            each.is_worth_it and each.action.name not in _COLUMNS_OF for each in diagnosis.actions[:1]
+        )
         yield f"{'Of these settings' if others_first else 'First to try'}: {_sentence(chosen)}"
     for row in table[table["best"] & (table["option"] == "buckets") & (table["buckets"] > 1)].to_dict("records"):
         if not _is_little(row):
@@ -132,8 +134,8 @@ def _recorded_gains(table: pd.DataFrame) -> str:
         return " How much recordings differ is unknown."
     half = ms(int(table["half_ns"].max()))
     return (
-        f" The gain between the means of several recordings of each lies within ± {half} in 95 of 100 cases; between"
-        " two single ones it may differ more."
+        f" The gain between the means of several recordings of each setting lies within ± {half} of the predicted one"
+        " in 95 of 100 cases; between two single ones it may differ more."
     )
 
 

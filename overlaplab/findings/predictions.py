@@ -116,7 +116,7 @@ def interval_line(half_ns: int, parts: Mapping[str, int]) -> str:
     shown = ["steps", "recordings", "model", *further]
     texts = {name: f"{name} ± {to_ms(parts[f'{name}_ns']):.1f}" for name in shown}
     if not parts["steps_ns"]:
-        texts["steps"] = "steps unknown, as there is one"
+        texts["steps"] = "steps: unknown from one undisturbed step"
     named = ", ".join(texts.values())
     return f"A recording's mean step lies within ± {to_ms(half_ns):.1f} ms in 95 of 100 cases ({named})."
 

@@ -182,8 +182,9 @@ def advise(of: RunTables) -> Iterator[Printed]:
         yield of.verdict
         return
     yield findings.what_to_do(diagnosis)
-    if of.advice["best"].any():
-        yield terminal_table(tables.advice_rows(of.advice))
+    settings = tables.advice_rows(of.advice)
+    if len(settings.frame):
+        yield terminal_table(settings)
     yield from findings.advice_sentences(of.advice, diagnosis)
     yield from findings.advice_lines(of.advice, of.loop, diagnosis)
     yield from warnings(of.warnings)

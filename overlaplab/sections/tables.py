@@ -158,8 +158,8 @@ def _means(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def advice_rows(table: pd.DataFrame) -> TableBlock:
-    """The best setting of each kind, of rows of `simulate.advise`."""
-    best = table[table["best"]].reset_index(drop=True)
+    """The best setting of each kind that gains anything, of rows of `simulate.advise`."""
+    best = table[table["best"] & (table["gain_ns"] > 0)].reset_index(drop=True)
     words = [findings.option_words(row) for row in best.to_dict("records")]
     of = "the mean step" if table["replayed"].any() else "at most, of the step that speaks for the run"
     return TableBlock(

@@ -68,7 +68,7 @@ def spread(recordings: Sequence[Steps]) -> float:
     step counts once.
     """
     steps = sum(recording.shape[1] for recording in recordings)
-    values = _all_steps(recordings)
+    values = np.concatenate([recording.ravel() for recording in recordings])
     if steps < FEWEST:
         return float("inf")
     if steps < _QUARTILES:
@@ -93,15 +93,15 @@ def tiers(settings: Sequence[Sequence[Steps]]) -> list[int]:
     """
     if any(np.isfinite(recording).sum() == 0 for recordings in settings for recording in recordings):
         return [1] * len(settings)
-    middles = [float(np.nanmedian(_all_steps(recordings))) for recordings in settings]
-    left = sorted(range(len(settings)), key=lambda place: middles[place])
+    times = [_setting_times(recordings) for recordings in settings]
+    left = sorted(range(len(times)), key=lambda place: times[place].middle)
     tier_of = [1] * len(settings)
     tier = 0
     while left:
         tier += 1
-        first = settings[left[0]]
-        limit = max(middles[place] for place in left if not _is_slower(settings[place], first))
-        for place in [place for place in left if middles[place] <= limit]:
+        first = times[left[0]]
+        limit = max(times[place].middle for place in left if not _is_slower(times[place], first))
+        for place in [place for place in left if times[place].middle <= limit]:
             tier_of[place] = tier
             left.remove(place)
     return tier_of
@@ -119,22 +119,40 @@ def chance(faster: Medians, slower: Medians) -> float:
     return min(2 * as_extreme / comb(many + more, many), 1.0)
 
 
-def _all_steps(recordings: Sequence[Steps]) -> Steps:
-    return np.concatenate([recording.ravel() for recording in recordings])
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _SettingTimes:
+    middle: float
+    """The median step of all of them."""
+    spread: float
+    medians: Medians
+    """The median step of each recording."""
+    steps: int
+    lowest: float
+    highest: float
+    """The longest step of any rank."""
 
 
-def _is_slower(setting: Sequence[Steps], first: Sequence[Steps]) -> bool:
+def _setting_times(recordings: Sequence[Steps]) -> _SettingTimes:
+    medians = np.array([np.nanmedian(recording) for recording in recordings])
+    middle = float(np.nanmedian(np.concatenate([recording.ravel() for recording in recordings])))
+    return _SettingTimes(
+        middle=middle,
+        spread=spread(recordings),
+        medians=medians,
+        steps=sum(int(np.isfinite(recording).any(axis=0).sum()) for recording in recordings),
+        lowest=min(float(np.nanmin(recording)) for recording in recordings),
+        highest=max(float(np.nanmax(recording)) for recording in recordings),
+    )
+
+
+def _is_slower(setting: _SettingTimes, first: _SettingTimes) -> bool:
     """Whether a setting is told apart from one with a shorter median step, by the recordings of the two alone."""
-    both = (setting, first)
-    medians, first_medians = (np.array([np.nanmedian(recording) for recording in recordings]) for recordings in both)
-    if min(len(setting), len(first)) > 1:
-        return chance(first_medians, medians) <= LEVEL
-    steps, first_steps = map(_all_steps, both)
-    gap = np.nanmedian(steps) - np.nanmedian(first_steps)
-    if gap > max(map(spread, both)) and first_medians.max() < medians.min():
+    if min(len(setting.medians), len(first.medians)) > 1:
+        return chance(first.medians, setting.medians) <= LEVEL
+    beyond = setting.middle - first.middle > max(setting.spread, first.spread)
+    if beyond and bool(first.medians.max() < setting.medians.min()):
         return True
-    counts = (sum(int(np.isfinite(recording).any(axis=0).sum()) for recording in recordings) for recordings in both)
-    return steps_can_tell(*counts) and bool(np.nanmax(first_steps) < np.nanmin(steps))
+    return steps_can_tell(setting.steps, first.steps) and first.highest < setting.lowest
 
 
 def steps_can_tell(many: int, more: int) -> bool:

@@ -27,7 +27,8 @@ _OPENING = "watched_opening"
 
 
 def page() -> None:
-    st.session_state.pop(_OPENING, None)
+    if st.session_state.get("links_turned", True):  # the reader comes from another page
+        st.session_state.pop(_OPENING, None)
     root, name = st.session_state.get("folder"), st.session_state.get("watched")
     if root is None or name is None:
         small_head("Live")
@@ -65,6 +66,7 @@ def _live(root: Path, name: str) -> None:
 def _keep_mark() -> None:
     """The mark that was chosen is read where the page is drawn: a callback may not turn to another page."""
     st.session_state[_IS_NEW] = True
+    st.session_state.pop(_OPENING, None)
 
 
 def _recordings(live: Live, name: str) -> None:
@@ -80,10 +82,15 @@ def _recordings(live: Live, name: str) -> None:
         if run is None:
             rows.text(f"{label} ({shorten(row['path'], 60)}, not in the opened folder)", width="content")
             continue
-        clicked = rows.button(
-            f"{label} ›", key=f"recording_{row['step']}", type="tertiary", help="Open this recording."
+        rows.button(
+            f"{label} ›",
+            key=f"recording_{row['step']}",
+            type="tertiary",
+            help="Open this recording.",
+            on_click=st.session_state.update,
+            args=({_OPENING: run},),
         )
-        if clicked or row["step"] in chosen or run == st.session_state.get(_OPENING):
+        if row["step"] in chosen or run == st.session_state.get(_OPENING):
             st.session_state[_OPENING] = run
             links.turn_to(links.SUMMARY, {links.RUN: run})
 

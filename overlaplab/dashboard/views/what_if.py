@@ -185,6 +185,8 @@ def _ask_of_unnamed(opened: Opened, manifest: Manifest | None) -> Question:
     controls.keep()
     if not controls.count:
         findings.refuse_to_predict(opened.run)  # where ranks are missing it says so
+        if opened.manifest is None and missing_ranks(opened.run):
+            raise OverlaplabError("ranks are missing: a prediction needs them all", path=opened.run.path)
     return Question(setting=setting)
 
 

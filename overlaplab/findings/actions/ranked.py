@@ -148,7 +148,7 @@ def _answered_words(action: Action, rows: pd.DataFrame, cause_rows: pd.DataFrame
     """The largest cause of these `rows` that an action answers, or the idle time, if that is longer.
 
     A gain is of a mean step, so it may be more than this step has; or it is another rank that is idle. What shortens
-    each transfer also gains where the loop waits by design: then that is all of `cause_rows` that moves data in time.
+    each transfer also gains where the loop waits by design: then that is all of `cause_rows` that moves data.
     """
     if action.of_transfers and gain_ns > rows["exposed_ns"].sum():
         moved_ns = cause_rows.loc[cause_rows["cause"].isin(_TRANSFERS), "exposed_ns"].sum()

@@ -251,7 +251,9 @@ def general_remedy(case: Case) -> str:
         return _DURING_PASS.format(_BUCKETED[loop.framework])
     match case.cause:
         case Cause.BUBBLE if "microbatches" in case.played:
-            return "a schedule with several stages on each rank: neither smaller microbatches nor the other schedule gains"
+            return (
+                "a schedule with several stages on each rank: neither smaller microbatches nor the other schedule gains"
+            )
         case Cause.BUBBLE:
             stages = "" if loop.has_many_stages else ", or a schedule with several stages on each rank"
             return f"more microbatches per step{stages}"

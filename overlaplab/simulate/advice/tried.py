@@ -210,8 +210,7 @@ def device_settings(run: Run) -> tuple[SettingPlayed, ...]:
     """The caps of a run on GPUs, the smallest first, or the depths; none where it cannot be played, or for too long."""
     if playable_programs(run) is None or isinstance(what := option_or_why(run), OverlaplabError):
         return ()
-    recorded_depth = run.manifest.prefetch if run.manifest else None
-    settings: list[tuple[float, tuple[int, ...]]] = [(depth, ()) for depth in DEPTHS if depth != recorded_depth]
+    settings: list[tuple[float, tuple[int, ...]]] = [(depth, ()) for depth in DEPTHS]
     if what == "bucket_cap_mb":
         sizes = gradient_sizes(run)
         caps = _favoured_caps(run, sizes)

@@ -40,7 +40,7 @@ class Interval:
     """Half of a 95 % interval of the mean step, in ns, in its parts."""
 
     steps_ns: int
-    """The mean's error by the spread of the recorded steps; 0 where a single one was recorded."""
+    """The mean's error by the spread of the recorded steps; 0 where a single undisturbed one is left."""
     recordings_ns: int
     """How much two recordings of one setting differ."""
     model_ns: int
