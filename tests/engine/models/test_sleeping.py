@@ -136,8 +136,8 @@ def test_what_the_host_takes_shortens_the_next_sleeps(now: dict[str, int]) -> No
     assert now["ns"] == 90_000
 
 
-def test_the_kernel_tells_waits_that_nobody_names() -> None:
-    """What this thread computes shortens its next sleep; how long another one holds it up does not."""
+def held_up_sleep() -> tuple[int, int]:
+    """How long a thread took that computed, was held up by another one and slept, and how long it should have, in ns."""
     clock, span, lock = SleepClock(blocked_ns), Span("sleep::x"), threading.Lock()
     clock.take(1_000_000, span)
     begun_ns, ran_ns = time.perf_counter_ns(), time.thread_time_ns()
@@ -151,8 +151,16 @@ def test_the_kernel_tells_waits_that_nobody_names() -> None:
     held_up_ns = time.perf_counter_ns() - held_up_ns
     assert held_up_ns >= 29_000_000
     clock.take(100_000_000, span)
-    wanted_ns = 100_000_000 + held_up_ns + max(0, computed_ns - MOST_OWED_NS)
-    assert time.perf_counter_ns() - begun_ns == pytest.approx(wanted_ns, abs=6_000_000)
+    return time.perf_counter_ns() - begun_ns, 100_000_000 + held_up_ns + max(0, computed_ns - MOST_OWED_NS)
+
+
+def test_the_kernel_tells_waits_that_nobody_names() -> None:
+    """What this thread computes shortens its next sleep; how long another one holds it up does not.
+
+    Where others have the cores a sleep may end late, but not in each of five attempts.
+    """
+    attempts = (held_up_sleep() for _ in range(5))
+    assert any(took_ns == pytest.approx(wanted_ns, abs=6_000_000) for took_ns, wanted_ns in attempts)
 
 
 def test_who_cannot_tell_waits_makes_up_for_late_sleeps_alone(now: dict[str, int]) -> None:
