@@ -137,7 +137,7 @@ def test_what_the_host_takes_shortens_the_next_sleeps(now: dict[str, int]) -> No
 
 
 def held_up_sleep() -> tuple[int, int]:
-    """How long a thread took that computed, was held up by another one and slept, and how long it should have, in ns."""
+    """How long a thread took that computed, was held up by another one and slept; how long it should have (ns)."""
     clock, span, lock = SleepClock(blocked_ns), Span("sleep::x"), threading.Lock()
     clock.take(1_000_000, span)
     begun_ns, ran_ns = time.perf_counter_ns(), time.thread_time_ns()
