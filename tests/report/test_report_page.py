@@ -271,9 +271,9 @@ def test_numbers_stand_right_with_the_digits_that_their_column_needs() -> None:
         }
     )
     block = TableBlock(key="table", caption="Caption", frame=table, columns=columns("summary", *table))
-    found = shown_columns(block)
-    assert [column.name for column, _ in found] == [*table][:-1]
-    first, second = zip(*(cells for _, cells in found), strict=True)
+    filled = shown_columns(block)
+    assert [column.name for column, _ in filled] == [*table][:-1]
+    first, second = zip(*(cells for _, cells in filled), strict=True)
     assert first == ("a\N{REPLACEMENT CHARACTER}b", "1", "1,234.6", "0.004", "5.23 MB", "25.1")
     assert second[0].startswith("ccc")
     assert len(second[0]) == 80
@@ -281,7 +281,7 @@ def test_numbers_stand_right_with_the_digits_that_their_column_needs() -> None:
 
 
 def test_columns_are_headed_and_explained(pages: dict[str, Parsed]) -> None:
-    heads = {" ".join(text.split()): found for tag, found, text in pages["three"].elements if tag == "th"}
+    heads = {" ".join(text.split()): attributes for tag, attributes, text in pages["three"].elements if tag == "th"}
     assert heads["size"]["class"] == heads["step time (ms)"]["class"] == "right"
     assert "class" not in heads["run"]
     assert heads["overlap ratio (% of comm.)"]["title"] == "Hidden communication ÷ communication."

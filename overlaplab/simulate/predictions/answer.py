@@ -100,7 +100,8 @@ class SettingPrediction(ABC):
         return steps
 
     @property
-    def extrapolated(self) -> dict[str, float]:
+    def times_as_far(self) -> dict[str, float]:
+        """What of the setting lies far outside of the recording: see `extrapolations`."""
         return extrapolations(self.manifest, self.setting, *map(chain.from_iterable, self.programs))
 
     def answer(self) -> Answer:
@@ -111,7 +112,7 @@ class SettingPrediction(ABC):
             mean_ns=self.mean_ns,
             replayed_ns=self.replayed_ns,
             transfers_ns=self.transfers_ns,
-            extrapolated=self.extrapolated,
+            extrapolated=self.times_as_far,
             median_span_ns=span_ns,
             lanes=self.lanes(rank, step),
         )

@@ -61,7 +61,7 @@ def predict(run: Run, setting: Setting, caps: pd.DataFrame | None = None) -> Pre
     """Play the run under the setting; `caps`: of `caps_beside`, if not given. Raises `OverlaplabError`."""
     played = predict_device(run, setting) if is_on_gpus(run) else predict_ranks(run, setting)
     fields, ranks = _gpu_recording(played) if isinstance(played, DevicePrediction) else _cpu_recording(played)
-    caps, mean_ns, far = caps_beside(run) if caps is None else caps, played.mean_ns, played.extrapolated
+    caps, mean_ns, far = caps_beside(run) if caps is None else caps, played.mean_ns, played.times_as_far
     sure = prediction_interval(run, mean_ns, played.replayed_ns, caps, far, played.transfers_ns)
     prediction = {
         "from": run.path,

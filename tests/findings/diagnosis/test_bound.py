@@ -64,8 +64,8 @@ def row(compute: int, launched: int, any_cap: int | None, *, waits_known: bool =
 )
 def test_sentences(bound: dict[str, Any], measured: tuple[int, int], sentence: str) -> None:
     span, exposed = measured
-    found = how_short(replace(diagnosis(), bound=bound, span_ns=span * MS, exposed_ns=exposed * MS))
-    assert found.replace("\u00a0", " ") == sentence
+    text = how_short(replace(diagnosis(), bound=bound, span_ns=span * MS, exposed_ns=exposed * MS))
+    assert text.replace("\u00a0", " ") == sentence
 
 
 def test_pauses_of_the_host_stay_in_every_figure() -> None:
@@ -79,8 +79,8 @@ def test_pauses_of_the_host_stay_in_every_figure() -> None:
 
 def test_idle_time_stays_in_every_figure() -> None:
     idle = replace(diagnosis(), span_ns=799 * MS, exposed_ns=116 * MS, idle_ns=50 * MS)
-    found = how_short(replace(idle, bound=row(600, 710, None)))
-    assert found.endswith("would take 683.0 ms without any communication, 50.0 ms of it idle.")
+    text = how_short(replace(idle, bound=row(600, 710, None)))
+    assert text.endswith("would take 683.0 ms without any communication, 50.0 ms of it idle.")
 
 
 @pytest.mark.parametrize(

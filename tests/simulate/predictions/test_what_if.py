@@ -82,9 +82,9 @@ def test_other_settings_of_the_recorded_ranks_are_what_the_event_player_says(set
 def test_further_ranks_are_those_of_predict(name: str, setting: Setting) -> None:
     run = sample_run(name)
     result = play(all_programs(run, setting))
-    found = cpu_answers.play_question(run, Question(setting=setting))[1]
-    assert found.ends_ns.T.tolist() == [list(ends) for ends in result.ends_ns]
-    assert found.carried_ns.tolist() == [list(times) for times in result.carried.values()]
+    wide = cpu_answers.play_question(run, Question(setting=setting))[1]
+    assert wide.ends_ns.T.tolist() == [list(ends) for ends in result.ends_ns]
+    assert wide.carried_ns.tolist() == [list(times) for times in result.carried.values()]
 
 
 @pytest.mark.parametrize("ranks", [None, 2, 8])
@@ -96,8 +96,8 @@ def test_over_gloo_alone_a_named_link_times_any_number_of_ranks(ranks: int | Non
     setting = Setting(link=Link(emulated=True, bandwidth_gbps=10.0, latency_us=50.0, world_size=2), ranks=ranks)
     assert what_if.why_not(run) is None
     expected = play(all_programs(run, setting))
-    found = cpu_answers.play_question(run, Question(setting=setting))[1]
-    assert found.ends_ns.T.tolist() == [list(ends) for ends in expected.ends_ns]
+    wide = cpu_answers.play_question(run, Question(setting=setting))[1]
+    assert wide.ends_ns.T.tolist() == [list(ends) for ends in expected.ends_ns]
     with pytest.raises(OverlaplabError, match=r"without a link\. Name one \(--link"):
         all_programs(run, Setting(ranks=8))
 
