@@ -13,7 +13,7 @@ OVERHEAD_CLAUSE = "for {} of it, the host was between two operators (framework o
 
 
 class Cause(StrEnum):
-    """Why a moment of communication was exposed; see docs/exposed.md for each one's rules."""
+    """Why a moment of communication was exposed: its rule is in `analyses/exposed.py`, and in docs/exposed.md."""
 
     label: str
     """In words that need no glossary."""

@@ -81,6 +81,16 @@ def exposed(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
     return attribution.to_table(take_rows(table, order))
 
 
+def exposed_pauses(run: Run) -> pd.DataFrame:
+    """How much of a rank's step the host paused while communication was exposed: `rank`, `step`, `paused_ns`.
+
+    Other transfers do not make it shorter. Steps without such a pause have no row.
+    """
+    causes = exposed(run)
+    paused = causes[causes["cause"] == Cause.GAP].groupby(["rank", "step"], dropna=False)
+    return paused["exposed_ns"].sum().rename("paused_ns").reset_index()
+
+
 def exposed_moments(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
     """The moments that `exposed` adds up, in order of rank, step and time: its columns, and each moment has a row.
 

@@ -53,16 +53,16 @@ def late_steps(run: Run) -> pd.DataFrame:
 def is_chronic(steps: pd.DataFrame, recorded: int) -> bool:
     """Whether one rank is late as a rule, in rows of `late_steps` of `recorded` steps.
 
-    It is the latest in 80 % of them, or has 80 % of all wait, and half of what remains without its longest. True of at
-    most one step, or if none is late.
+    A rank is the latest in 80 % of them; or `latest_rank` has 80 % of all wait, and, its longest wait left out, still
+    half of the rest. True of at most one step, or if none is late.
     """
     often = steps["rank"].value_counts()
     if recorded <= 1 or often.empty or often.max() >= MIN_LATE_SHARE * recorded:
         return True
     of_rank = steps.loc[steps["rank"] == latest_rank(steps), "wait_ns"]
-    total, longest = int(steps["wait_ns"].sum()), int(of_rank.max())
-    waited = int(of_rank.sum())
-    return waited >= MIN_LATE_SHARE * total and 0 < total - longest <= 2 * (waited - longest)
+    total, for_rank, longest = int(steps["wait_ns"].sum()), int(of_rank.sum()), int(of_rank.max())
+    others, others_for_rank = total - longest, for_rank - longest
+    return for_rank >= MIN_LATE_SHARE * total and 0 < others <= 2 * others_for_rank
 
 
 def latest_rank(steps: pd.DataFrame) -> int | None:
@@ -74,9 +74,9 @@ def latest_rank(steps: pd.DataFrame) -> int | None:
 def late_rank_phases(run: Run, rank: int) -> pd.DataFrame:
     """What a rank does in a mean step, beside the others in the median, by phase; empty where that is unknown.
 
-    Columns: `phase`, `what` (of what the host does outside of passes, and that has a name: see `evidence.host_work`;
+    Columns: `phase`, `what` (the name of what the host does outside of passes, see `evidence.host_work`;
     else null), `own_ns`, `others_ns` (both int64: without exposed communication). The largest difference comes first.
-    Phases are those of `phases.phase_times`, but that kernels are `same_kernels` where the others run as many.
+    Phases are those of `phases.phase_times`, but `kernels` is called `same_kernels` where the others run as many.
     """
     rules = {rule_of(trace) for trace in run.traces}
     if len(run.traces) < 2 or rules not in ({Rule.CPU}, {Rule.GPU}):
@@ -101,7 +101,7 @@ def computes_longer(run: Run, rank: int) -> bool:
     phases = late_rank_phases(run, rank)
     if phases.empty or phases["own_ns"].iloc[0] < _MUCH_LONGER * phases["others_ns"].iloc[0]:
         return False
-    names = late_rank_names(run, rank, phases["phase"].iloc[0])
+    names = late_rank_names(run, rank, phases["phase"].iloc[0])  # empty where nothing computes in the phase
     number, others = float(names["own"].sum()), float(names["others"].sum())
     return others > 0 and have_equal_counts(number, others)
 
@@ -137,7 +137,8 @@ def late_rank_names(run: Run, rank: int, phase: str) -> pd.DataFrame:
 
 def _sort_by_excess(table: pd.DataFrame) -> pd.DataFrame:
     """By how much longer the rank takes than the others, the largest difference first."""
-    order = (table["others_ns"] - table["own_ns"]).sort_values(kind="stable").index
+    minus_excess = table["others_ns"] - table["own_ns"]
+    order = minus_excess.sort_values(kind="stable").index
     return table.loc[order].reset_index(drop=True)
 
 

@@ -25,7 +25,7 @@ FIGURES = (
     *("span_ns", "compute_ns", "comm_ns", "overlapped_ns", "compute_only_ns", "exposed_comm_ns"),
     *(*_MATCHED, "memory_only_ns", "idle_ns", "preempted_ns", "overlap_ratio"),
 )
-"""The figures of each step, in order."""
+"""The figures of each step, the ratio last. Scalars and regressions take them all."""
 
 _PERHAPS = (*_MATCHED, "preempted_ns")
 """Figures that may be unknown."""

@@ -50,9 +50,11 @@ _OF_LABEL = re.compile(r"^(reduce-scatter|gather) | for \w+$")  # the lane and t
 _OUTLINED_SHARE = 0.008  # share of the window: labels' marks at least this wide get an outline of their own
 _MOST_STEP_LINES = 80  # more lines would hide what they separate
 _LEADS = "test(/^rank [0-9?]+ steps$/, {})"
+"""Whether a lane is a rank's first, by its label."""
 _SHORT = (
     f"{_LEADS.format('datum.label')} ? replace(datum.label, ' steps', '') : replace(datum.label, /^rank [0-9?]+ /, '')"
 )
+"""A label in brief: of a rank's first lane `rank 3`, of others the lane alone."""
 
 
 def timeline(view: View, *, dark: bool = False, note: str | None = None) -> alt.LayerChart:
@@ -94,9 +96,10 @@ def _bars(view: View, x: alt.X, y: alt.Y, tones: Palette) -> alt.Chart:
     edges = [tones.soft if word == MarkKind.STEP.value else tone for word, tone in fills]
     on: dict[str, Any] = {"on": "pointerover", "clear": "pointerout"}
     pointed = alt.selection_point(name=POINTED, fields=["collective"], empty=False, **on)
-    apart = f"{POINTED}.collective && {POINTED}.collective[0] >= 0 && datum.collective !== {POINTED}.collective[0]"
-    named = [word for word, _ in fills if word not in _NAMED]  # steps and phases carry their names
-    wrapped: dict[str, Any] = {"values": named} | ({"columns": _LEGEND_COLUMNS} if len(named) > _LEGEND_COLUMNS else {})
+    is_faded = f"{POINTED}.collective && {POINTED}.collective[0] >= 0 && datum.collective !== {POINTED}.collective[0]"
+    in_legend = [word for word, _ in fills if word not in _NAMED]  # steps and phases carry their names
+    columns = {"columns": _LEGEND_COLUMNS} if len(in_legend) > _LEGEND_COLUMNS else {}
+    wrapped: dict[str, Any] = {"values": in_legend} | columns
     legend = alt.Legend(orient="top", labelLimit=0, symbolType="square", **wrapped)  # as the fill's: both are one
     titles = {"what": "", "part": "counts as", "events:Q": "events in this mark", "busy:Q": "busy ms"}
     domain = [word for word, _ in fills]
@@ -108,7 +111,7 @@ def _bars(view: View, x: alt.X, y: alt.Y, tones: Palette) -> alt.Chart:
         y=y,
         color=colours(fills, **wrapped),
         stroke=alt.Stroke("part:N", title=None, sort=domain, scale=scale, legend=legend, condition=condition),
-        opacity=alt.condition(apart, alt.value(0.15), alt.value(1)),
+        opacity=alt.condition(is_faded, alt.value(0.15), alt.value(1)),
         tooltip=tooltip(titles | WHEN | {"lane": ""}, events=","),
     )
     return bars.add_params(alt.selection_interval(name=WINDOW, bind="scales", encodings=["x"]), pointed)
@@ -149,7 +152,7 @@ def _borders(view: View, y: alt.Y, x: alt.X, tones: Palette) -> list[alt.Chart]:
 
 
 def timeline_rows(view: View) -> pd.DataFrame:
-    """The chart's table: a row per mark, times in ms, and `word`, a name for the marks with room for one."""
+    """The chart's table: a row per mark, times in ms; `word`, its name where there is room; `apart`: it is outlined."""
     marks = view.marks
     rows = pd.DataFrame(
         {

@@ -34,6 +34,8 @@ def formula(manifest: Manifest, traits: Traits | None, part: str, rank: int = 0)
     if manifest.offload and (part != "parameters" or (traits is not None and traits.offloads_parameters)):
         whole = sum(sizes.values())
         return (round(whole / manifest.axes.owners), f"{whole / count:.3g}Ψ/N") if part == "host" else (0, "0")
+    if part not in sizes:  # the host of a run that keeps nothing there
+        return None, None
     full = sizes[part]
     text = f"{full / count:.3g}Ψ"
     if traits is not None and part in traits.sharded:
@@ -85,7 +87,7 @@ def joined_units_bytes(manifest: Manifest, together: int) -> int | None:
     if not sizes:
         return None
     largest = max(sum(sizes[first : first + together]) for first in range(len(sizes)))
-    return 2 * (largest - max(sizes))
+    return 2 * (largest - max(sizes))  # two are held: the one that computes, and the next
 
 
 def whole_gradients_bytes(manifest: Manifest) -> int | None:
@@ -138,5 +140,6 @@ def gathered_once(manifest: Manifest, traits: Traits) -> list[Unit]:
         last = layers[-1:]
     else:
         layers = [unit for unit in manifest.units if any(part.isdecimal() for part in unit.name.split("."))]
-        last = [*[unit for unit in layers if layer_number(unit.name) is not None][-1:], *manifest.units[-1:]]
+        whole_layers = [unit for unit in layers if layer_number(unit.name) is not None]
+        last = [*whole_layers[-1:], *manifest.units[-1:]]
     return [unit for unit in manifest.units if unit not in layers or (manifest.keep_last and unit in last)]

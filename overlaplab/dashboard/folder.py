@@ -23,7 +23,7 @@ HERE = "."
 """The name of the opened folder itself."""
 
 _DEPTH = 3  # folders below the opened one: a sweep's runs stand in a folder of their own, and that in `runs`
-_MOST = 500  # runs offered, and folders looked into
+_MOST = 500  # runs offered; four times as many folders are looked into
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,8 +81,8 @@ def scan_runs(root: Path) -> tuple[list[Entry], list[str]]:
             for entry in entries:
                 if _is_folder(entry) and not entry.name.startswith("."):
                     inner = entry.name if name == HERE else f"{name}/{entry.name}"
-                    plain = not entry.is_symlink() and not inner.startswith("\\")
-                    queue.append((inner, depth + 1, folder / entry.name if plain else None))
+                    is_inside = not entry.is_symlink() and not inner.startswith("\\")
+                    queue.append((inner, depth + 1, folder / entry.name if is_inside else None))
     return sorted(runs, key=lambda entry: (entry.name != HERE, entry.name)), sorted(refused)
 
 
@@ -124,14 +124,14 @@ def run_word(name: str, most: int = 60) -> str:
 
 
 def short_words(names: Iterable[str], most: int = 28) -> dict[str, str]:
-    """Runs by names with room in the side bar; those that would be told apart by their middles keep more of it."""
+    """By run its name, shortened for the side bar, and less so where it would equal another one's."""
     words = {name: run_word(name, most) for name in names}
     times = Counter(words.values())
     return {name: word if times[word] == 1 else run_word(name) for name, word in words.items()}
 
 
 def run_title(root: Path | None, name: str, most: int = 60) -> str:
-    """A run's name where nothing else tells of it: of the opened folder itself that folder's."""
+    """A run's name where it stands alone: for the opened folder itself that folder's name."""
     return shorten(root.resolve().name, most) if name == HERE and root is not None else run_word(name, most)
 
 
@@ -150,8 +150,8 @@ def recorded_name(path: str, watched: str, entries: Iterable[Entry]) -> str | No
     recorded = {entry.name for entry in entries if entry.recorded}
     parts = PurePath(path).parts
     beside = str(PurePath(watched).parent / parts[-1]) if parts else ""
-    longest = ("/".join(parts[start:]) for start in range(len(parts)))
-    return next((name for name in (beside, *longest) if name in recorded), None)
+    endings = ("/".join(parts[start:]) for start in range(len(parts)))
+    return next((name for name in (beside, *endings) if name in recorded), None)
 
 
 Stamp: TypeAlias = tuple[tuple[str, int, int], ...]

@@ -1,12 +1,12 @@
 """The head of every page about one run: its name, what was recorded, the rank and the step, the verdict, what to try.
 
-The verdict and the advice are those of the Summary, from the same diagnosis, and so in the same words and digits. Every
-page needs the run's diagnosis for what it shows at first, so the head costs no extra wait.
+The verdict and the advice are those of the Summary, from the same diagnosis, and so in the same words and digits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import streamlit as st
@@ -29,6 +29,17 @@ class PageHead:
     line: DeltaGenerator
     """The line of the page's title."""
     below: DeltaGenerator
+
+    @contextmanager
+    def finding_why(self) -> Iterator[None]:
+        """Say, where the verdict is going to be, that it is looked for, if it is not known yet."""
+        if "diagnosis" in vars(self.opened):
+            yield
+            return
+        events = sum(len(trace.events) for trace in self.opened.run.traces)
+        words = f"Finding why communication was exposed, among {events:,} events"
+        with self.below, st.spinner(words, show_time=True):
+            yield
 
     def show(self, diagnosis: Diagnosis | None, lead: str = "") -> None:
         """Say what was recorded, of which rank and step the page's figures are, the verdict, and what to try.
@@ -58,6 +69,14 @@ class PageHead:
 
 
 def open_page(title: str) -> PageHead:
+    """Begin a page whose every part needs the run's diagnosis; see `begin_page`."""
+    head = begin_page(title)
+    with head.finding_why():
+        _ = head.opened.diagnosis
+    return head
+
+
+def begin_page(title: str) -> PageHead:
     """Begin a page about the chosen run with its title and the run's name, and read the run.
 
     Where it cannot be read, its one-line error and the end of the page.
@@ -74,10 +93,6 @@ def open_page(title: str) -> PageHead:
         error_line(opened)
         links.write()  # nothing can be written after a stop
         st.stop()
-    if "diagnosis" not in vars(opened):
-        events = sum(len(trace.events) for trace in opened.run.traces)
-        with st.spinner(f"Finding why communication was exposed, among {events:,} events", show_time=True):
-            _ = opened.diagnosis
     return PageHead(opened=opened, line=line, below=below)
 
 

@@ -61,21 +61,20 @@ def choose_setting(table: pd.DataFrame, diagnosis: Diagnosis | None) -> Row | No
         name = first.action.name
         worth = [r for r in worth if r["option"] == name and r[_COLUMNS_OF[name]] == first.setting] or worth
     most = max((row["gain_ns"] for row in worth), default=0)
-    enough = [row for row in worth if row["gain_ns"] >= most - LITTLE_GAIN * (row["step_ns"] + row["gain_ns"])]
+    enough = [row for row in worth if row["gain_ns"] >= most - LITTLE_GAIN * _present_ns(row)]
     return min(enough, key=lambda row: _CHANGES_LEAST.index(row["option"]), default=None)
 
 
 def neighbour(table: pd.DataFrame, row: Row) -> Row | None:
     """The setting next to an advised one: a bucket fewer, or else more; a unit further ahead, or else less far."""
     same_option = table[table["option"] == row["option"]]
-    by = "prefetch" if row["option"] == "prefetch" else "buckets"
-    step = 1 if by == "prefetch" else -1
-    for sign in (step, -step):
+    by, first_sign = ("prefetch", 1) if row["option"] == "prefetch" else ("buckets", -1)
+    for sign in (first_sign, -first_sign):
         beyond = same_option[(same_option[by] - row[by]) * sign > 0]
         if len(beyond):
-            nearest = beyond[(beyond[by] - row[by]).abs() == (beyond[by] - row[by]).abs().min()]
-            rows: list[Row] = nearest.to_dict("records")
-            return max(rows, key=lambda row: int(row["gain_ns"]))
+            away = (beyond[by] - row[by]).abs()
+            nearest: list[Row] = beyond[away == away.min()].to_dict("records")
+            return max(nearest, key=lambda other: int(other["gain_ns"]))
     return None
 
 
@@ -97,9 +96,9 @@ def advice_sentences(table: pd.DataFrame, diagnosis: Diagnosis) -> Iterator[str]
     """What the advised setting and the best list of caps gain, and what no buckets gain: rows of `simulate.advise`."""
     if table.empty:
         most_ns = cutting_limit_ns(table, diagnosis)
-        of_one_model = [each for each in diagnosis.actions if each.action.name == "cap" and each.what]
-        if of_one_model:
-            caps = (f"{each.text} gains {ms(each.gain_ns)} ({certainty_words(each)})" for each in of_one_model)
+        caps_by_model = [each for each in diagnosis.actions if each.action.name == "cap" and each.what]
+        if caps_by_model:
+            caps = (f"{each.text} gains {ms(each.gain_ns)} ({certainty_words(each)})" for each in caps_by_model)
             yield f"Each model has a cap of its own: {'; '.join(caps)}."
         elif most_ns is None:
             yield "No bucket or prefetch setting can be predicted from this run."
@@ -111,10 +110,10 @@ def advice_sentences(table: pd.DataFrame, diagnosis: Diagnosis) -> Iterator[str]
         tried = " or ".join(dict.fromkeys(_KINDS[option] for option in table["option"] if option in _KINDS))
         yield f"Another {tried} gains no more than {percent(LITTLE_GAIN, 1)} of the step."
     else:
-        others_first = diagnosis.advice == LEAVE_CORES or any(
+        another_is_advised = diagnosis.advice == LEAVE_CORES or any(
             each.is_worth_it and each.action.name not in _COLUMNS_OF for each in diagnosis.actions[:1]
         )
-        yield f"{'Of these settings' if others_first else 'First to try'}: {_sentence(chosen)}"
+        yield f"{'Of these settings' if another_is_advised else 'First to try'}: {_sentence(chosen)}"
     for row in table[table["best"] & (table["option"] == "buckets") & (table["buckets"] > 1)].to_dict("records"):
         if not _is_little(row):
             yield capitalise(_sentence(row))
@@ -149,7 +148,7 @@ _KINDS = {
 
 
 def _sentence(row: Row) -> str:
-    words, now_ns = option_words(row), row["step_ns"] + row["gain_ns"]
+    words, now_ns = option_words(row), _present_ns(row)
     if row["option"] == "buckets":
         words += f", the best {row['buckets']}, {_caps(row['caps_mb'])}"
     elif pd.notna(row["buckets"]):
@@ -186,11 +185,17 @@ def cutting_limit_ns(table: pd.DataFrame, diagnosis: Diagnosis) -> int | None:
         return max(int(row["step_ns"] + row["gain_ns"] - row["least_ns"]), 0)
     if diagnosis.bound is None:
         return None
-    return gains_by_buckets(diagnosis.bound, diagnosis.exposed_ns)
+    return gains_by_buckets(diagnosis.bound, diagnosis.exposed_ns - diagnosis.paused_ns)
+
+
+def _present_ns(row: Row) -> int:
+    """The mean step as recorded; a row's `step_ns` is the step with its setting."""
+    return int(row["step_ns"] + row["gain_ns"])
 
 
 def _is_little(row: Row) -> bool:
-    return bool(row["gain_ns"] <= LITTLE_GAIN * (row["step_ns"] + row["gain_ns"]))
+    """Whether a setting gains too little of the present step to be worth an effort."""
+    return bool(row["gain_ns"] <= LITTLE_GAIN * _present_ns(row))
 
 
 def advice_lines(table: pd.DataFrame, loop: Loop, diagnosis: Diagnosis) -> Iterator[str]:
@@ -215,9 +220,9 @@ def advice_lines(table: pd.DataFrame, loop: Loop, diagnosis: Diagnosis) -> Itera
         if "buckets" in worth and worth["buckets"]["buckets"] > 1:
             caps = ", ".join(f"{cap:.12g}" for cap in worth["buckets"]["caps_mb"])
             yield f"DistributedDataParallel(model, bucket_cap_mb_list=[{caps}])"
-    ahead = not any(each.is_certain and each.action.name != "prefetch" for each in diagnosis.actions[:1])
-    waits = _gathers_ns(diagnosis) > LITTLE_GAIN * diagnosis.span_ns
-    if loop.framework == "fsdp2" and loop.roots < 2 and loop.units != 1 and ahead and waits:
+    another_is_certain = any(each.is_certain and each.action.name != "prefetch" for each in diagnosis.actions[:1])
+    gathers_cost = _gathers_ns(diagnosis) > LITTLE_GAIN * diagnosis.span_ns
+    if loop.framework == "fsdp2" and loop.roots < 2 and loop.units != 1 and gathers_cost and not another_is_certain:
         yield from _AHEAD
 
 

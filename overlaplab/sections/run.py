@@ -45,26 +45,23 @@ def window_section(
     visible: WindowStatistics,
     selected: WindowStatistics | None,
     what: str,
-    diagnosis: findings.Diagnosis | None,
-    *,
-    whole: bool = False,
+    step: int | None = None,
+    why: str = "",
 ) -> Section:
     """A window of the timeline that can be moved: what is `visible`, or else `selected`, in figures.
 
-    `what` says what is selected, or how to select; `diagnosis` is the diagnosis of the run, and `whole`: whether
-    its step is what is visible.
+    `what` says what is selected, or how to select; `step` is the one that is visible, if it is one as a whole, and
+    `why` that one.
     """
     chosen = selected or visible
     notes = [findings.window_size(chosen).removesuffix("."), what.removesuffix(".")]
-    why = [tables.window_causes_rows(chosen)] if len(chosen.causes) else []
+    causes = [tables.window_causes_rows(chosen)] if len(chosen.causes) else []
     return Section(
         title="Timeline",
-        lead=findings.window_lead(visible, diagnosis.step, diagnosis.chosen)
-        if whole and diagnosis
-        else findings.window_lead(visible),
+        lead=findings.window_lead(visible, step, why),
         blocks=[
             tables.window_rows(chosen.ranks, findings.window_title(chosen, selected=selected is not None), notes),
-            *why,
+            *causes,
             tables.kernels_rows(chosen.kernels),
         ],
         advice=(),  # the page's head has it

@@ -149,6 +149,11 @@ class RunTables:
         return _window_place(analyses.worst_step(self._quiet_steps))
 
     @cached_property
+    def why_chosen(self) -> str:
+        """Why the step that speaks for the run does."""
+        return findings.why_chosen(self._quiet_steps, None, None, self.window.get("step"))
+
+    @cached_property
     def _quiet_steps(self) -> pd.DataFrame:
         """The steps among which one speaks for the run."""
         return without_busy_steps(self.run, self.summary)

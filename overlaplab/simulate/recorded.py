@@ -62,13 +62,13 @@ class Recorded:
 
 
 def plain_programs(run: Run) -> Recorded | None:
-    """`recorded_programs` of a run whose collectives are the library's and all ranks': the others change otherwise."""
+    """`editable_programs`, but None where buckets are averaged by messages: edits of collectives do not fit these."""
     traits = strategy_traits(run.manifest)
     return None if traits is not None and traits.averages_by_messages else editable_programs(run)
 
 
 def editable_programs(run: Run) -> Recorded | None:
-    """`plain_programs`, or those of a ring or a tree, which make the collectives of buckets by hand."""
+    """`recorded_programs`, also of a ring or a tree, but None with a parameter server or a mesh of several axes."""
     traits, manifest = strategy_traits(run.manifest), run.manifest
     served = traits is not None and traits.gradients == "server"
     return None if served or (manifest and not manifest.axes.is_one_axis) else recorded_programs(run)
@@ -95,7 +95,7 @@ def recorded_programs(run: Run) -> Recorded | None:
     link, traits = run.manifest.link if run.manifest else None, strategy_traits(run.manifest)
     by_hand = traits is not None and traits.hops is not None
     rows = with_times(rows if link or by_hand else with_seen_ends(run, rows))
-    queues = end_in_order(rows)
+    queues = end_in_order(rows)  # else several are carried at once: T is from the last launch to the end
     if not queues and (link is not None or rows["lane"].notna().any()):
         return None
     if not queues:
@@ -127,7 +127,7 @@ def _with_displaced_ns(program: Sequence[Move], displaced: Displaced) -> tuple[M
 def _labels_and_launches(
     run: Run, trace: Trace, rows: pd.DataFrame, offset: int, computing: ComputeTimes
 ) -> tuple[list[Label], list[Launched]]:
-    """The labels in its steps, and the launches with their times by its own clock, both in order."""
+    """The labels in its steps, and the launches with their times by its own clock (the run's + `offset`), in order."""
     windows = step_windows(trace)
     begin, end = windows[0].start_ns, windows[-1].end_ns
     others = (label for label in (*engine_labels(trace), *bucket_labels(trace)) if label.word not in PASSES)
@@ -138,14 +138,14 @@ def _labels_and_launches(
     rows = rows[(begin <= rows["launch_ns"]) & (rows["launch_ns"] < end)].sort_values("launch_ns", kind="stable")
     hidden = run.manifest is not None and run.manifest.hides_host
     roles = enumerate(purposes(trace)["role"])
-    carried = {row: str(role) for row, role in roles if role in (Role.PARAMETERS, Role.ACTIVATIONS)}
+    moved = {row: str(role) for row, role in roles if role in (Role.PARAMETERS, Role.ACTIVATIONS)}
     for what in (BUFFERS, LOOP_GRADIENTS):
-        carried |= dict.fromkeys(np.flatnonzero(purposes(trace)["what"] == what).tolist(), what)
+        moved |= dict.fromkeys(np.flatnonzero(purposes(trace)["what"] == what).tolist(), what)
 
     def worked_ns(start_ns: int, end_ns: int) -> int:
         return sum(work.ns - work.paused_ns for work in _works(start_ns, end_ns, *computing))
 
-    return labels, list(find_launched(rows, labels, carried, worked_ns, hidden=hidden))
+    return labels, list(find_launched(rows, labels, moved, worked_ns, hidden=hidden))
 
 
 def _compute_times(trace: Trace) -> ComputeTimes:
@@ -156,9 +156,10 @@ def _compute_times(trace: Trace) -> ComputeTimes:
 def _moves(
     trace: Trace, labels: Sequence[Label], launches: Sequence[Launched], zero: int, computing: ComputeTimes
 ) -> Iterator[Move]:
-    """One rank's program; `zero` is its start, by the rank's own clock."""
+    """One rank's program, from `zero` on: when the earliest rank's first step begins, by this rank's own clock."""
     windows, compute = step_windows(trace), activity(trace).compute
     ended = {launched.launch.key: launched.ended_ns for launched in launches}
+    # The number orders what is at one time: ends of steps, launches, marks, waits.
     points: list[tuple[int, int, Move | Blocked]] = [(launched.at_ns, 1, launched.launch) for launched in launches]
     points += [(at, 2, mark) for at, mark in _marks(labels)]
     waits = find_fsdp2_waits(trace, launches, compute) if fsdp2_ranges(trace) else find_waits(labels, launches, compute)
@@ -171,19 +172,20 @@ def _moves(
             now = at
         if isinstance(point, Blocked):
             keys = sorted(point.keys, key=lambda key: ended[key])
-            until = ended[keys[-1]] if keys else now
-            wake_ns = max(point.end_ns - until, 0) if until > now else 0
+            last_end = ended[keys[-1]] if keys else now
+            had_to_wait = last_end > now
+            wake_ns = max(point.end_ns - last_end, 0) if had_to_wait else 0
             yield from (Wait(key) for key in keys[:-1])
             yield from (Wait(key, wake_ns) for key in keys[-1:])
-            if until > now:
+            if had_to_wait:  # else the range's time is work
                 now = max(now, point.end_ns)
         else:
             yield point
 
 
-def _works(start_ns: int, end_ns: int, computing: tuple[list[int], list[int]], pause_ns: int) -> Iterator[Work]:
-    """The time between two points, cut at the longer gaps between the starts and ends of `computing`, to know when."""
-    starts, ends = computing
+def _works(start_ns: int, end_ns: int, starts_and_ends: tuple[list[int], list[int]], pause_ns: int) -> Iterator[Work]:
+    """The time between two points; longer gaps in the computation are works of their own, in their place."""
+    starts, ends = starts_and_ends
     begun, idle_ns, paused_ns = start_ns, 0, 0  # of the time since the last cut
     place, at = bisect_right(ends, start_ns), start_ns
     while at < end_ns:
@@ -218,13 +220,13 @@ def _gradients(run: Run, trace: Trace, launches: Sequence[Launched]) -> Iterator
 
 
 def _marks(labels: Sequence[Label]) -> Iterator[tuple[int, Mark]]:
-    """Borders of passes, units and updates, and gradients; `kept_…` where the pass sends none of those with names."""
+    """Borders of passes, units and updates, and gradients; `kept_…` in passes that do not send theirs."""
     passes = Ordered((label for label in labels if label.word == "backward"), lambda label: label.word)
-    named = [label.start_ns for label in labels if label.word == "bucket_ready" and label.fields["parameters"]]
+    ready = [label.start_ns for label in labels if label.word == "bucket_ready" and label.fields["parameters"]]
 
     def sends(backward: Label) -> bool:
-        among = bisect_left(named, backward.start_ns) < bisect_right(named, backward.end_ns)
-        return backward.fields["sync"] == "1" and (among or not named)
+        is_in_it = bisect_left(ready, backward.start_ns) < bisect_right(ready, backward.end_ns)
+        return backward.fields["sync"] == "1" and (is_in_it or not ready)
 
     for label in labels:
         match label.word:

@@ -203,6 +203,14 @@ def test_theory_asks_for_traits_and_not_for_a_name(
         assert (volume_theory(run_of(tmp_path / "loop" / name, RANK, manifest=untold)) is None) == bool(traits)
 
 
+def test_memory_kept_on_the_host_by_a_run_that_offloads_nothing_has_no_formula(tmp_path: Path) -> None:
+    on_host = [held | {"host": 64} for held in HELD]
+    run = run_of(tmp_path, RANK, RANK, manifest=manifest("zero1", memory=on_host))
+    table = memory(run)
+    assert table["formula"].fillna("").tolist() == ["4Ψ", "4Ψ", "8Ψ/N", ""] * 2
+    assert table["bytes"].tolist()[3::4] == [64] * 2
+
+
 def test_memory_asks_for_traits_and_not_for_a_name(tmp_path: Path) -> None:
     traits = {"sharded": ["parameters", "optimizer"]}
     run = run_of(tmp_path, RANK, RANK, manifest=manifest("of my own", memory=HELD, traits=traits))

@@ -51,10 +51,10 @@ def by_block(model: nn.Module) -> list[Unit]:
 
     def split(name: str, module: nn.Module, *, block: bool) -> Iterator[Unit]:
         if _is_called(module):
-            beside_blocks = module is model or (not block and (_is_plain_list(module) or _holds_blocks(module)))
-            parameters = _direct_parameters(module) if beside_blocks else list(module.parameters())
+            is_around_blocks = module is model or (not block and (_is_plain_list(module) or _holds_blocks(module)))
+            parameters = _direct_parameters(module) if is_around_blocks else list(module.parameters())
             yield Unit(name or "root", [module], {names[id(p)]: p for p in parameters}, block=block)
-            if not beside_blocks:
+            if not is_around_blocks:
                 return
         elif module is model:
             yield Unit("root", [module], {names[id(p)]: p for p in _direct_parameters(module)})
@@ -187,11 +187,8 @@ def _is_plain_list(module: nn.Module) -> bool:
 
 def _holds_blocks(module: nn.Module) -> bool:
     """Whether it has a list of layers that consist of modules; an unlike `Sequential` may be the parts of one layer."""
-    return any(
-        any(_members(layer) for _, layer in _members(m))
-        for m in module.modules()
-        if _lists_layers(m) and (isinstance(m, nn.ModuleList) or _has_like_members(m))
-    )
+    lists = [m for m in module.modules() if isinstance(m, nn.ModuleList) or (_lists_layers(m) and _has_like_members(m))]
+    return any(_members(layer) for m in lists for _, layer in _members(m))
 
 
 def _direct_parameters(module: nn.Module) -> list[nn.Parameter]:

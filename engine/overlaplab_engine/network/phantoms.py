@@ -61,7 +61,7 @@ class Phantoms:
     send = broadcast
 
     def allgather(self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], opts: Any) -> "_Done":
-        """Every rank's tensor equals this one's: lists are gathered for comparing and counting."""
+        """Every rank's tensor equals this one's. Nothing is staged: what is gathered is only compared and counted."""
         for output, tensor in zip(outputs, inputs, strict=True):
             for part in output:
                 part.data.copy_(tensor.data)
@@ -128,10 +128,8 @@ class Phantoms:
 
         Splits count rows; empty ones mean equal parts.
         """
-        into, out_of = (
-            torch.split(t.data, splits or t.shape[0] // self._size)
-            for t, splits in ((output, output_splits), (input, input_splits))
-        )
+        into = torch.split(output.data, output_splits or output.shape[0] // self._size)
+        out_of = torch.split(input.data, input_splits or input.shape[0] // self._size)
         self._send(input)
         for rank, part in enumerate(into):
             if rank == self._rank:

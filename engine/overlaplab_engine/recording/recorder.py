@@ -72,9 +72,9 @@ class Recorder:
 
         With `watch`, or where the environment variable OVERLAPLAB_WATCH names a folder, all steps are watched, too,
         recorded or not (`overlaplab.watch`); the files go to `watch` in `out`, or to that folder. With `record_when`,
-        `exposed > 1.5 * median` or `step > 1.3 * median`, they are watched, too, and the warm-up begins on all ranks a
-        few steps after on one of them two bursts in a row have exceeded what bursts were before, at most `times` times.
-        Every rank's recorder must be given it.
+        `exposed > 1.5 * median` or `step > 1.3 * median`, they are watched, too. When two bursts (of steps measured in
+        detail) in a row have exceeded the usual ones on any rank, the warm-up begins a few steps later on all ranks, at
+        most `times` times. Every rank's recorder must be given it.
 
         Raises EngineError for wrong arguments. A model never makes it fail, here or later: what cannot be recorded is
         named by a warning.
@@ -149,7 +149,7 @@ class Recorder:
             if self._request is not None and self._on_signal:
                 self._request.listen()
             if self._is_due():
-                self._begin()
+                self._begin_recording()
         except BaseException as error:
             self._shut()
             if isinstance(error, Warning) or not isinstance(error, Exception):
@@ -173,10 +173,10 @@ class Recorder:
                 self._recording.step()
             finally:  # its warnings may be errors
                 if self._recording.is_over:
-                    self._end()
+                    self._end_recording()
         if self._recording is None and not self._closed and self._is_due():
             try:
-                self._begin()
+                self._begin_recording()
             except Warning:
                 raise
             except Exception as error:
@@ -217,7 +217,7 @@ class Recorder:
                 stacklevel=2,
             )
 
-    def _end(self) -> None:
+    def _end_recording(self) -> None:
         assert self._recording is not None
         self.done = self._recording.done and not self._records_repeatedly
         self._recording = None
@@ -237,7 +237,7 @@ class Recorder:
         return self._every is not None or self._request is not None
 
     def _is_due(self) -> bool:
-        """Whether a recording begins before the next step; to be asked once per step, as requests are then counted."""
+        """Whether a recording begins before the next step. Ask once per step: it takes the request and counts."""
         requested = self._request is not None and self._request.is_due(self._steps_done)
         if requested and self._trigger is not None:
             self._count_request()
@@ -263,7 +263,7 @@ class Recorder:
             self._watch.note_recording(self._steps_done, self._out / f"step-{self._steps_done}", self._reason)
         self._reason = None
 
-    def _begin(self) -> None:
+    def _begin_recording(self) -> None:
         assert self._out is not None
         if self._steps_done:
             _require_no_profiler()

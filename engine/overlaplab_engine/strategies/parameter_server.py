@@ -47,9 +47,9 @@ class ParameterServer(Strategy):
     def __init__(self, model: nn.Module, comm: Communicator, options: Options) -> None:
         super().__init__(model, comm, options)
         self._serves = comm.rank == 0
-        self._prescale = comm.prescale
+        self._prescale = 1.0 / comm.world_size  # not `comm.prescale`: rank 0 adds up by hand, on GPUs too
         keys = [(p.device, p.dtype) for p in self.parameters]
-        self._buckets = self._form_buckets(range(len(keys)), keys, [sys.maxsize])
+        self._buckets = self._form_buckets(range(len(keys)), keys, [sys.maxsize])  # one per device and dtype
         self._values = [_move_to_flat([self.parameters[m] for m in bucket.members]) for bucket in self._buckets]
         if self.gradients.main:
             for parameter in self.parameters:
@@ -278,11 +278,12 @@ class _Server:
             return [flat.clone() for flat in self.values]
 
     def _may_go(self, worker: int) -> bool:
-        """Whether all others can still be applied in time, the stalest first."""
+        """Whether, after this worker's update, all others' could follow, the stalest first, and none be too stale."""
         if self._step is None:
             return False
-        others = sorted(self._versions[other] for other in self._active - {worker})
-        staleness = [self._version + 1 + place - version for place, version in enumerate(others)]
+        versions = sorted(self._versions[other] for other in self._active - {worker})
+        next_version = self._version + 1
+        staleness = [next_version + place - version for place, version in enumerate(versions)]
         return self._max_staleness is None or max(staleness, default=0) <= self._max_staleness
 
     def _place(self, gradients: Sequence[torch.Tensor]) -> None:

@@ -18,7 +18,7 @@ from overlaplab.dashboard.canvas import CanvasState, Mark, timeline_canvas
 from overlaplab.dashboard.data import Opened
 from overlaplab.dashboard.downloads import csv_button
 from overlaplab.dashboard.folder import run_title
-from overlaplab.dashboard.head import open_page
+from overlaplab.dashboard.head import begin_page
 from overlaplab.dashboard.pickers import pick_ranks, pick_step, shown_diagnosis
 from overlaplab.dashboard.widgets import is_dark, show_lead, show_nothing_counts, show_table, show_warnings
 from overlaplab.formats import as_shown, texts
@@ -38,13 +38,12 @@ _PEERS_BESIDE = columns("collectives", "rank", "start_ns", "wait_ns", "exposed_n
 
 
 def page() -> None:
-    head = open_page("Timeline")
+    head = begin_page("Timeline")
     opened = head.opened
     ranks = pick_ranks(opened.run)
-    first = None if opened.diagnosis is None else opened.diagnosis.step
-    step = pick_step(opened.timeline.steps, findings.first_shown(first))
-    head.show(shown_diagnosis(opened))
+    step = pick_step(opened.timeline.steps, findings.first_shown(opened.window.get("step")))
     if opened.timeline.events.empty or opened.summary.empty:
+        head.show(shown_diagnosis(opened))
         show_nothing_counts(opened)
         return
     show_warnings(opened)
@@ -53,7 +52,11 @@ def page() -> None:
         has_window=_within_run(opened.timeline, window) is not None,
         has_event=event is not None and _find_mark(opened, event) is not None,
     )
-    _timeline(opened, ranks, _requested_spot(opened, ranks, step))
+    body = st.container()
+    with head.finding_why(), body:  # the canvas is there before the verdict, which may take longer
+        _timeline(opened, ranks, _requested_spot(opened, ranks, step))
+        diagnosis = shown_diagnosis(opened)
+    head.show(diagnosis)
 
 
 def _requested_spot(opened: Opened, ranks: frozenset[int] | None, step: int | None) -> CanvasState:
@@ -153,9 +156,7 @@ def _find_mark(opened: Opened, event: tuple[int, int]) -> Mark | None:
 def _whole_window(opened: Opened, ranks: frozenset[int] | None, step: int | None) -> tuple[int, int]:
     """From the first start to the last end of the step on these ranks; for None of the step that speaks for the run."""
     steps = opened.timeline.steps
-    diagnosis = opened.diagnosis
-    if step is None and diagnosis is not None:
-        step = diagnosis.step
+    step = opened.window.get("step") if step is None else step
     if step is not None:
         steps = steps[(steps["step"] == step).fillna(False)]
     if ranks is not None:
@@ -174,7 +175,7 @@ def _timeline(opened: Opened, ranks: frozenset[int] | None, spot: CanvasState) -
         dark=is_dark(),
         key=_KEY,
         turn=st.session_state[_ASKED][2],
-        rank=None if opened.diagnosis is None else opened.diagnosis.rank,
+        rank=opened.window.get("rank"),
         ranks=ranks,
         predicted=opened.run.manifest is not None and opened.run.manifest.predicted is not None,
     )
@@ -183,9 +184,9 @@ def _timeline(opened: Opened, ranks: frozenset[int] | None, spot: CanvasState) -
     _keep(opened, replace(state, selected=selected), event, spot)
     visible = timeline_window(opened.timeline, *state.window, ranks)
     chosen = None if selected is None else timeline_window(opened.timeline, *selected, ranks)
-    section = window_section(
-        visible, chosen, what, opened.diagnosis, whole=state.window == _whole_window(opened, ranks, None)
-    )
+    shows_step = state.window == _whole_window(opened, ranks, None)
+    step = opened.window.get("step") if shows_step else None
+    section = window_section(visible, chosen, what, step, opened.why_chosen if shows_step else "")
     with above:
         show_lead(section.lead)
     with st.container(key="timeline_below", gap="small"):

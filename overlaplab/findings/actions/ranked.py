@@ -35,7 +35,9 @@ class Advised:
     text: str
     """In a few words that fit `Try …`."""
     setting: float | None
+    """Its value (a cap, units ahead, a rank), see `simulate.remedies`; None where it takes none."""
     what: str | None
+    """The name that it is about, such as a strategy or one of several models; None without one."""
     gain_ns: int
     """How much shorter a step would be."""
     half_ns: int | None

@@ -19,14 +19,17 @@ class DeeperPrefetch(NamedTuple):
     """How long the step then takes."""
 
 
-def gains_by_buckets(bound: Mapping[str, Any], exposed: int) -> int | None:
-    """How much shorter the step is with the best buckets found, in ns, or could be with any; None where unknown."""
+def gains_by_buckets(bound: Mapping[str, Any], exposed_ns: int) -> int | None:
+    """How much shorter the step is with the best buckets found, in ns, or could be with any; None where unknown.
+
+    `exposed_ns`: what other transfers could hide, without pauses of the host.
+    """
     if pd.notna(bound.get("found_ns")):
         return max(int(bound["span_ns"]) - int(bound["found_ns"]), 0)
     if pd.isna(bound["any_cap_ns"]):
         return None
     unavoidable = int(bound["any_cap_ns"]) - int(bound["compute_ns"])
-    return max(exposed - unavoidable, 0)
+    return max(exposed_ns - unavoidable, 0)
 
 
 def unavoidable_ns(bound: Mapping[str, Any], exposed_ns: int) -> int:

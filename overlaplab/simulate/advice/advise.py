@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,8 +13,9 @@ import numpy.typing as npt
 import pandas as pd
 
 from overlaplab.analyses.delays import without_busy_steps
+from overlaplab.analyses.exposed import exposed_pauses
 from overlaplab.analyses.summary import summary
-from overlaplab.analyses.worst import worst_step
+from overlaplab.analyses.worst import rows_of, worst_step
 from overlaplab.events import Run, missing_ranks
 from overlaplab.manifest import strategy_traits
 from overlaplab.simulate.advice.tried import (
@@ -142,6 +143,8 @@ def _rows_by_bound(run: Run) -> Iterator[dict[str, Any]]:
     gradients = None if window is None else sendable_gradients(run, window)
     if window is None or gradients is None:
         return
+    paused_ns = int(rows_of(exposed_pauses(run), window)["paused_ns"].sum())
+    span_ns, exposed_ns = int(window["span_ns"]), int(window["exposed_comm_ns"]) - paused_ns
     order = range(len(gradients.bytes))
     rows = []
     for cap_range in cap_ranges(order, dict(enumerate(gradients.bytes))):
@@ -150,22 +153,18 @@ def _rows_by_bound(run: Run) -> Iterator[dict[str, Any]]:
             filled = list(map(len, cap_range.buckets))
             last_end_ns = last_end(gradients.ready_ns, gradients.bytes, filled, gradients.takes)
             caps = {"bucket_cap_mb": cap_range.cap_mb, "caps_mb": (cap_range.cap_mb,)}
-            rows.append(_row_by_bound(window, "cap", bucket_bytes, last_end_ns - gradients.ready_ns[-1]) | caps)
+            rows.append(_row_by_bound("cap", bucket_bytes, exposed_ns, last_end_ns - gradients.ready_ns[-1]) | caps)
     longest = max((row["gain_ns"] for row in rows), default=0)
-    tied = [row for row in rows if row["gain_ns"] >= longest - TIE * int(window["span_ns"])]
+    tied = [row for row in rows if row["gain_ns"] >= longest - TIE * span_ns]
     best = min(tied, key=lambda row: (row["buckets"], len(f"{row['bucket_cap_mb']:g}")), default=None)
-    yield from (row | {"best": row is best} for row in rows)
+    yield from (row | {"best": row is best, "step_ns": span_ns - row["gain_ns"]} for row in rows)
     end_ns, counts = best_cutting(gradients.ready_ns, gradients.bytes, gradients.takes)
     ends = np.cumsum(counts).tolist()
     cut = [gradients.bytes[end - count : end] for end, count in zip(ends, counts, strict=True)]
-    best_row = _row_by_bound(window, "buckets", tuple(map(sum, cut)), end_ns - gradients.ready_ns[-1])
-    yield best_row | {"caps_mb": tuple(closing_caps(cut)), "best": True}
+    row = _row_by_bound("buckets", tuple(map(sum, cut)), exposed_ns, end_ns - gradients.ready_ns[-1])
+    yield row | {"caps_mb": tuple(closing_caps(cut)), "best": True, "step_ns": span_ns - row["gain_ns"]}
 
 
-def _row_by_bound(
-    window: Mapping[str, Any], option: str, bucket_bytes: tuple[int, ...], late_ns: int
-) -> dict[str, Any]:
-    gain_ns = int(window["exposed_comm_ns"]) - max(late_ns, 0)
-    step_ns = int(window["span_ns"]) - gain_ns
+def _row_by_bound(option: str, bucket_bytes: tuple[int, ...], exposed_ns: int, late_ns: int) -> dict[str, Any]:
     size = {"buckets": len(bucket_bytes), "bucket_sizes": bucket_bytes, "memory_bytes": 0}
-    return {"option": option, "gain_ns": gain_ns, "step_ns": step_ns, "replayed": False} | size
+    return {"option": option, "gain_ns": exposed_ns - max(late_ns, 0), "replayed": False} | size

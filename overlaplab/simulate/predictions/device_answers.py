@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Literal, TypeAlias
 
+from overlaplab.analyses.exposed import exposed_pauses
 from overlaplab.analyses.summary import summary
 from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run, once_per_run, rule_of
@@ -62,11 +63,12 @@ def device_answer(run: Run, setting: Setting) -> Answer:
 
 @once_per_run
 def device_least_ns(run: Run) -> int | None:
-    """The mean step with the best buckets of each rank alone, its idle time as recorded; None where unknown."""
+    """The mean step with the best buckets of each rank alone, idle time and pauses as recorded; None where unknown."""
     window = ["rank", "step"]
     bounds = bound(run)[[*window, "compute_ns", "any_cap_ns"]].rename(columns={"compute_ns": "alone_ns"})
-    rows = summary(run).merge(bounds, on=window, how="left")
+    rows = summary(run).merge(bounds, on=window, how="left").merge(exposed_pauses(run), on=window, how="left")
     if rows.empty or rows["any_cap_ns"].isna().any():
         return None
-    exposed = (rows["any_cap_ns"] - rows["alone_ns"]).clip(lower=0, upper=rows["exposed_comm_ns"])
-    return round(float((rows["span_ns"] - rows["exposed_comm_ns"] + exposed).mean()))
+    exposed = rows["exposed_comm_ns"] - rows["paused_ns"].fillna(0)
+    stays_exposed = (rows["any_cap_ns"] - rows["alone_ns"]).clip(lower=0, upper=exposed)
+    return round(float((rows["span_ns"] - exposed + stays_exposed).mean()))

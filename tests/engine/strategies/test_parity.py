@@ -383,6 +383,14 @@ def models_that_differ(comm: Communicator, difference: str) -> None:
     assert str(raised.value) == f"the models differ: rank 0 has {there}, rank {last} has {here}"
 
 
+@scenario()
+def a_server_divides_where_collectives_average(comm: Communicator) -> None:
+    """On CUDA NCCL divides, and gradients are not scaled beforehand; a server adds them up by hand."""
+    averaging = copy.copy(comm)
+    averaging.prescale = 1.0
+    transformer_trial(averaging, StrategyName.PARAMETER_SERVER).step(0)
+
+
 # Mutants: what parity must notice
 
 

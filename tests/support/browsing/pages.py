@@ -30,4 +30,4 @@ def timeline_page(tables: RunTables, found: Diagnosis) -> Section:
     if found.step is not None:
         steps = steps[(steps["step"] == found.step).fillna(False)]
     visible = timeline_window(tables.timeline, int(steps["start_ns"].min()), int(steps["end_ns"].max()))
-    return window_section(visible, None, "", found, whole=True)
+    return window_section(visible, None, "", found.step, found.chosen)
