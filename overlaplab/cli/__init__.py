@@ -100,7 +100,7 @@ def main() -> None:
     except OSError as error:
         if isinstance(error, BrokenPipeError):
             raise
-        _fail(f"{error.filename}: {error.strerror}")
+        _fail(f"{error.filename}: {error.strerror}" if error.filename else str(error.strerror or error))
     else:
         sys.exit(result if isinstance(result, int) else 0)
     finally:

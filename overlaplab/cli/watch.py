@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -68,14 +69,11 @@ def _follow(folder: Path) -> None:
     from overlaplab.report.watched import watched_terminal
 
     tables = _read(folder)
-    with Live(auto_refresh=False) as live:
+    with suppress(KeyboardInterrupt), Live(auto_refresh=False) as live:
         while True:
             shown = [plain_text(part) if isinstance(part, str) else part for part in watched_terminal(tables)]
             live.update(Group(*shown), refresh=True)
             if all(rank.header.ended for rank in tables.watched.ranks):
                 return
-            try:
-                time.sleep(REFRESH_S)
-            except KeyboardInterrupt:
-                return
+            time.sleep(REFRESH_S)
             tables = _read(folder)

@@ -25,6 +25,7 @@ from overlaplab.sections.run_tables import RunTables
 T = TypeVar("T")
 
 _NEVER: Any = object()
+_MOST_RULES = 4
 _MOST_SECTIONS = 64  # of a run: each holds the rows of a rank's step, and the charts drawn of them
 
 
@@ -35,7 +36,7 @@ class Opened(RunTables):
     name: str
     """Its name below the opened folder."""
     other: dict[str, Opened] = field(default_factory=dict)
-    """The same with the user's own rule for communication, by that rule; the last one that was asked for."""
+    """The same with a user's own rule for communication, by that rule; the last ones that were asked for."""
     sections: dict[Hashable, Any] = field(default_factory=dict)
     """What pages have made of it lately, see `get_or_make`."""
 
@@ -64,8 +65,9 @@ class Opened(RunTables):
         if recounted is None:
             traces = tuple(replace(trace, communication=communication) for trace in self.run.traces)
             recounted = Opened(name=self.name, run=replace(self.run, traces=traces))
-            self.other.clear()
             self.other[communication] = recounted
+            for oldest in list(self.other)[:-_MOST_RULES]:
+                self.other.pop(oldest, None)
         return recounted
 
 

@@ -80,7 +80,8 @@ def show_nothing(opened: Opened, otherwise: str) -> None:
     if missing is None:
         st.info(otherwise)
     else:
-        st.warning(missing)
+        st.warning("Device activity was not recorded, or not by a device that is known: there is no breakdown.")
+        st.text(missing)
     show_warnings(opened)
 
 
@@ -277,7 +278,7 @@ def show_table(block: TableBlock, *, choose: bool = False, narrow: bool = False)
     _, shown, config = _cached_table(id(block), narrow, block)
     width = sum(_column_width(config[str(title)]["label"], shown[title]) for title in shown)
     is_cut = len(shown) > _VISIBLE_ROWS or width > _TABLE_WIDTH
-    cut = f"Scroll for all {len(shown)} rows and {len(shown.columns)} columns." if is_cut else ""
+    cut = f"Scroll for all of {count(len(shown), 'row')} and {count(len(shown.columns), 'column')}." if is_cut else ""
     remarks = [remark for remark in (block.note, left_out, cut, hint) if remark]
     if remarks:
         with st.container(key=f"remarks_{block.key}"):

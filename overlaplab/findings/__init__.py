@@ -123,6 +123,7 @@ from overlaplab.findings.what_if import (
     depths_advice,
     device_folded,
     not_told,
+    question_words,
     setting_words,
     what_if_advice,
     what_if_headline,

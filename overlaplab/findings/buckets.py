@@ -74,6 +74,11 @@ def buckets_lead(table: pd.DataFrame, late: pd.DataFrame) -> str:
     number = count(len(table), "bucket") + (f" of {where}" if where else "")
     if table["end_ns"].isna().all():
         return f"{number}: their communication was not found in the trace, only when they were ready."
+    if late.empty and (missing := int(table["end_ns"].isna().sum())):
+        return (
+            f"{number}: none is known to be late; the communication of {count(missing, 'bucket')} was not found in the"
+            " trace, all other is hidden behind compute."
+        )
     if late.empty:
         return f"{number}: none was late, all of their communication is hidden behind compute."
     if launched_after_backward(table):

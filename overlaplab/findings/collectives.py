@@ -41,7 +41,8 @@ def collectives_lead(
         return f"{number}, in which ranks spent {spent}. How much of it is waiting is unknown: {why}."
     spent_ns, waited_ns = int(time_spent(with_waits).sum()), int(with_waits["wait_ns"].sum())
     number_known = with_waits["index"].nunique()
-    in_these = "them" if number_known == every else f"the {number_known} whose waits are known"
+    all_of_them = "it" if every == 1 else "them"
+    in_these = all_of_them if number_known == every else f"the {number_known} whose waits are known"
     first = (
         f"{number}: of the {ms(spent_ns)} that {count(int(table['rank'].nunique()), 'rank')} spent in {in_these},"
         f" {ms(waited_ns)} was spent waiting for the last rank to arrive{_name_exposed(waited_ns, summary)}."

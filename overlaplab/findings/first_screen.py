@@ -65,9 +65,9 @@ def _late_rank(diagnosis: Diagnosis, steps: pd.DataFrame) -> Tile:
     if diagnosis.late_rank is not None:
         waited = f"waited {ms(diagnosis.waited_ns)} for it"
         return Tile(label="late rank", value=rank_word(diagnosis.late_rank), note=waited)
-    if diagnosis.exposed_ns and steps["exposed_wait_ns"].isna().any():
-        return Tile(label="late rank", value="unknown", note="waits are unknown")
     step_rows = steps if diagnosis.step is None else steps[steps["step"].eq(diagnosis.step).fillna(False)]
+    if diagnosis.exposed_ns and step_rows["exposed_wait_ns"].isna().any():
+        return Tile(label="late rank", value="unknown", note="waits are unknown")
     waits = bool(step_rows["exposed_wait_ns"].gt(0).any())  # for what a pipeline's schedule has come later
     return Tile(label="late rank", value="none", note="waits have other causes" if waits else "no wait for a rank")
 

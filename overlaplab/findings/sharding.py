@@ -108,11 +108,11 @@ def schedule_line(step: pd.Series, layers: int) -> str:
     places = digits(step[["peak_ns", "wait_ns"]], one_digit_from=100)
     peak, waited = (text(step[name], "ns", places) for name in ("peak_ns", "wait_ns"))
     rank, number = (text(step[name], "count") for name in ("rank", "step"))
-    counts = f"{step['gathers']} gathers, {step['frees']} freed"
+    counts = f"{count(int(step['gathers']), 'gather')}, {step['frees']} freed"
     held = "" if pd.isna(step["peak_layers"]) else f"peak {text(step['peak_gathered_bytes'], 'MB', 2)} MB"
     if layers:
         counts = (
-            f"{step['layer_gathers']} gathers of {layers} layers"
+            f"{count(int(step['layer_gathers']), 'gather')} of {count(layers, 'layer')}"
             f" = {step['forward_layer_gathers']} forward + {step['backward_layer_gathers']} backward,"
             f" {step['layer_frees']} freed; {step['gathers']} gathers in all"
         )
@@ -171,8 +171,8 @@ def _parts_note(table: pd.DataFrame) -> list[str]:
     shares = join_names([f"1/{number}" for number in ranks])
     setting = join_names([f"reshard_after_forward={number}" for number in ranks])
     return [
-        f"after {len(parts)} gathers the unit was freed but for {shares} of it, which each rank holds until the next"
-        f" gather ({setting})"
+        f"after {count(len(parts), 'gather')} the unit was freed but for {shares} of it, which each rank holds until"
+        f" the next gather ({setting})"
     ]
 
 

@@ -94,7 +94,7 @@ def _late_in_training(watched: Watched, ranks: pd.DataFrame, late: pd.DataFrame)
         )
     return (
         f"In {percent(share, 1)} of {measured} a rank is late, by {ms(late_ns)} (median), and"
-        f" not always the same one: most often rank {rank}, in {percent(times, len(late_rows))} of them."
+        f" not always the same one: most often rank {rank}, in {percent(times, late_rows['step'].nunique())} of them."
     )
 
 
@@ -226,7 +226,8 @@ def watched_strip_title(strip: pd.DataFrame) -> str:
         return "Who was late: nobody"
     rank = int(late["late_steps"].idxmax())  # type: ignore[call-overload]
     most = late.loc[rank]
-    return f"Who was late: most often rank {rank}, in {percent(most['late_steps'], most['telling_steps'])} of the steps"
+    share = percent(most["late_steps"], most["telling_steps"])
+    return f"Who was late: most often rank {rank}, in {share} of the measured steps"
 
 
 def watched_strip_note(strip: pd.DataFrame) -> str:

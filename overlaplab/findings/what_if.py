@@ -56,26 +56,39 @@ def _microbatches(setting: Setting) -> int | None:
     return setting.accumulate if setting.microbatches is None else setting.microbatches
 
 
+def question_words(setting: Setting, algorithm: Algorithm) -> str:
+    """What is changed; empty where nothing is."""
+    trees = "" if algorithm == "ring" else "collectives over rings or trees"
+    return " and ".join(filter(None, (setting_words(setting), trees)))
+
+
 def what_if_headline(
-    setting: Setting, step_ns: int, measured_ns: int, half_ns: int, doubt_ns: int, microbatches: int = 1
+    setting: Setting,
+    step_ns: int,
+    measured_ns: int,
+    half_ns: int,
+    doubt_ns: int,
+    microbatches: int = 1,
+    algorithm: Algorithm = "ring",
 ) -> str:
     """The predicted step with its interval beside the measured one; `doubt_ns`: by how much they must differ.
 
     `microbatches`: of a recorded step.
     """
-    if setting == Setting():
+    words = question_words(setting, algorithm)
+    if not words:
         return f"As recorded, a step took {ms(measured_ns)} on average. Replayed, it takes {ms(step_ns)}."
     changed = _microbatches(setting)
     if changed is not None and changed != microbatches:
         gained = gain_finding(measured_ns, step_ns, doubt_ns, (microbatches, changed))
         return (
-            f"With {setting_words(setting)} a step is predicted to take {ms(step_ns)} ± {ms(half_ns)}"
+            f"With {words} a step is predicted to take {ms(step_ns)} ± {ms(half_ns)}"
             f" ({ms(measured_ns)} measured). {gained}"
         )
     less = abs(measured_ns - step_ns)
     change = f"{'Gain' if step_ns <= measured_ns else 'Loss'}: {ms(less)} ({percent(less, measured_ns)})"
     return (
-        f"With {setting_words(setting)} a step is predicted to take {ms(step_ns)} ± {ms(half_ns)} ({ms(measured_ns)}"
+        f"With {words} a step is predicted to take {ms(step_ns)} ± {ms(half_ns)} ({ms(measured_ns)}"
         f" measured). {change}{doubt_clause(less, doubt_ns)}."
     )
 
@@ -165,13 +178,19 @@ def lanes_title(step_ns: int, measured_ns: int) -> str:
 
 
 def depths_advice(
-    table: pd.DataFrame, baseline_ns: int, doubt_ns: int, *, by_engine: bool = False, others: str = ""
+    table: pd.DataFrame,
+    baseline_ns: int,
+    doubt_ns: int,
+    *,
+    recorded: int | None = None,
+    by_engine: bool = False,
+    others: str = "",
 ) -> str:
     """What to do about the depths that were tried; rows of `what_if.steps_by_depth`; see `what_if_advice`."""
     best = _best_row(table)
     gain_ns = baseline_ns - best["step_ns"]
     beside = f" with {others}" if others else ""
-    if gain_ns <= 0:
+    if gain_ns <= 0 or _is_as_good(table, "prefetch", recorded, best):
         return f"No prefetch depth is predicted to make the step{beside} shorter."
     words = f"Prefetch {best['prefetch']}{beside}: predicted gain {ms(gain_ns)}{doubt_clause(gain_ns, doubt_ns)}."
     if gain_ns <= doubt_ns:
@@ -213,6 +232,7 @@ def what_if_advice(
     doubt_ns: int,
     advised_mb: float | None = None,
     *,
+    recorded: float | None = None,
     by_engine: bool = True,
     others: str = "",
 ) -> str:
@@ -220,14 +240,15 @@ def what_if_advice(
 
     `baseline_ns`: the step that they shorten, as measured, or as predicted with `others`, the words for what is changed
     beside the cap. `doubt_ns`: what such a gain must exceed. `advised_mb`: the cap that `advise` finds best, which is
-    named here, too, where it is as good as the others. `by_engine`: whether the engine records the run, by an option.
+    named here, too, where it is as good as the others. `recorded`: the run's own cap, which is not advised.
+    `by_engine`: whether the engine records the run, by an option.
     """
     if table.empty:
         return "Change the setting and look whether the step gets shorter by more than the model's error."
     best = _best_row(table, advised_mb)
     cap, gain_ns = f"bucket_cap_mb {best['bucket_cap_mb']:g}", baseline_ns - best["step_ns"]
     beside = f" with {others}" if others else ""
-    if gain_ns <= 0:
+    if gain_ns <= 0 or _is_as_good(table, "bucket_cap_mb", recorded, best):
         shortest = f"the shortest is {ms(best['step_ns'])}, with {cap}"
         return f"No cap is predicted to make the step{beside} shorter: {shortest}."
     gain = f"{ms(gain_ns)}{doubt_clause(gain_ns, doubt_ns)}"
@@ -238,3 +259,8 @@ def what_if_advice(
         return f"Try {script}. Predicted gain{beside}: {gain}."
     option = f"--bucket-cap-mb {best['bucket_cap_mb']:g}"
     return f"Record with {option}; in a script: {script}. Predicted gain{beside}: {gain}."
+
+
+def _is_as_good(table: pd.DataFrame, option: str, recorded: float | None, best: Mapping[Any, Any]) -> bool:
+    """Whether the recorded value, played, gives as short a step as the best one."""
+    return recorded is not None and bool((table.loc[table[option] == recorded, "step_ns"] <= best["step_ns"]).any())

@@ -19,7 +19,7 @@ from overlaplab.sections.run import (
     strips,
     timeline_section,
 )
-from overlaplab.sections.run_tables import RunTables, one_window
+from overlaplab.sections.run_tables import RunTables, one_window, table_window
 from overlaplab.sections.summary import summary_section
 from overlaplab.timeline.timeline import timeline_view
 
@@ -30,11 +30,12 @@ _MOST_RANKS = 8
 def sections(tables: RunTables) -> Iterator[Shown]:
     """What there is to tell of a run, in the order in which one asks."""
     note, diagnosis = findings.link_note(tables.manifest), tables.diagnosis
+    buckets, schedule = (one_window(table, tables.window) for table in (tables.buckets, tables.schedule))
     parts = (
         None if diagnosis is None else summary_section(tables, diagnosis, note),
         _timeline(tables, diagnosis, note),
-        buckets_section(tables, one_window(tables.buckets, tables.window), diagnosis, note),
-        gathers_section(tables, one_window(tables.schedule, tables.window), diagnosis, note, after=strips(tables)),
+        buckets_section(tables, buckets, _diagnose(tables, buckets), note),
+        gathers_section(tables, schedule, _diagnose(tables, schedule), note, after=strips(tables)),
         pipeline_section(tables, diagnosis),
         collectives_section(tables, diagnosis, note, kinds=True),
     )
@@ -44,6 +45,11 @@ def sections(tables: RunTables) -> Iterator[Shown]:
     for place, section in enumerate(whole):  # what the head says stands at the end once more, and nowhere between
         advice = tuple(line for line in section.advice if place == last or line not in head)
         yield draw_section(replace(section, advice=advice))
+
+
+def _diagnose(tables: RunTables, table: pd.DataFrame) -> findings.Diagnosis | None:
+    """The diagnosis of the table's one rank and step."""
+    return tables.diagnosis if table.empty else tables.find_diagnosis(*table_window(table))
 
 
 def comparison(reported: Sequence[RunTables]) -> tuple[Chapter | None, dict[int, str]]:

@@ -20,7 +20,7 @@ from overlaplab.sections.blocks import TableBlock
 from overlaplab.simulate.transfers import UNSTEADY
 from overlaplab.timeline.marks import MarkKind
 from overlaplab.timeline.window_statistics import WindowStatistics
-from overlaplab.words import capitalise, kind_word, last_gradient, ms, shorten, size_exact, to_ms
+from overlaplab.words import capitalise, count, kind_word, last_gradient, ms, shorten, size_exact, to_ms
 
 _SUMMARY = (
     *("rank", "step", "span_ns", "compute_only_ns", "overlapped_ns", "exposed_comm_ns", "exposed_wait_ns"),
@@ -117,7 +117,7 @@ def summary_rows(table: pd.DataFrame) -> TableBlock:
     steps = whole.groupby("rank", dropna=False)["step"].size().unique()
     means = _breakdown_rows(
         "means_table",
-        f"Per rank, the mean of its {f'{steps[0]:,} ' if len(steps) == 1 else ''}steps",
+        f"Per rank, the mean of its {count(int(steps[0]), 'step') if len(steps) == 1 else 'steps'}",
         _means(whole),
         without=("step",),
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import pandas as pd
 
@@ -110,6 +110,7 @@ def what_if_parts(run: Run, question: Question, recorded: pd.DataFrame, note: st
             played.interval.half_ns,
             played.doubt_ns,
             findings.microbatches_of(run),
+            question.algorithm,
         ),
         notes=[*notes, *dict.fromkeys(filter(None, (smaller, hops, no_tried, no_ranks)))],
         option_charts=[*_over_option(played, tried, recorded, advised_mb), *_over_ranks(played, ranks)],
@@ -158,7 +159,7 @@ class _ShownAnswer:
 
     def changes_but(self, part: _Part) -> bool:
         """Whether anything is changed beside this part of the setting."""
-        return _setting_without(self.question.setting, part) != Setting()
+        return self.question.algorithm != "ring" or _setting_without(self.question.setting, part) != Setting()
 
 
 def _setting_without(setting: Setting, part: _Part) -> Setting:
@@ -186,10 +187,12 @@ def _advice(played: _ShownAnswer, tried: pd.DataFrame, advised_mb: float | None)
     baseline_ns = played.answer.step_ns if played.changes_but(option) else played.measured_ns
     manifest = played.run.manifest
     by_engine = manifest is not None and not manifest.by_recorder
-    others = findings.setting_words(_setting_without(played.question.setting, option))
+    others = findings.question_words(_setting_without(played.question.setting, option), played.question.algorithm)
+    recorded = None if manifest is None or played.changes_but(option) else getattr(manifest, option)
+    words: dict[str, Any] = {"recorded": recorded, "by_engine": by_engine, "others": others}
     if option == "prefetch":
-        return findings.depths_advice(tried, baseline_ns, played.doubt_ns, by_engine=by_engine, others=others)
-    return findings.what_if_advice(tried, baseline_ns, played.doubt_ns, advised_mb, by_engine=by_engine, others=others)
+        return findings.depths_advice(tried, baseline_ns, played.doubt_ns, **words)
+    return findings.what_if_advice(tried, baseline_ns, played.doubt_ns, advised_mb, **words)
 
 
 def advised_cap_mb(run: Run, setting: Setting) -> float | None:

@@ -84,7 +84,8 @@ def test_the_strip_is_as_dark_as_often_a_rank_was_late() -> None:
         ("rank 0", 0, "0 of 3", None),
         ("rank 1", 100, "3 of 3", 8),
     ]
-    assert charts.watched_late(strip).title.text == "Who was late: most often rank 1, in 100\u00a0% of the steps"
+    title = charts.watched_late(strip).title.text
+    assert title == "Who was late: most often rank 1, in 100\u00a0% of the measured steps"
 
 
 def test_a_share_without_a_burst_for_long_breaks_its_line(tmp_path: Path) -> None:

@@ -177,7 +177,7 @@ def test_schedule_in_words(command: Any, sharded: Path, monkeypatch: pytest.Monk
         for step, in_all, waited in (("3", "3", "0.006"), ("4", "2", "0.004"))
     ]
     _, out, _ = command("schedule", sharded, "--rank", 0, "--step", 3)
-    assert "rank 0, step 3: 2 gathers of 1 layers = 1 forward + 1 backward, 2 freed; 3" in out
+    assert "rank 0, step 3: 2 gathers of 1 layer = 1 forward + 1 backward, 2 freed; 3" in out
     assert [line.split()[:3] for line in out.splitlines() if " fwd " in line or " bwd " in line] == [
         ["layers.0", "fwd", "0"],
         ["layers.0", "bwd", "0"],

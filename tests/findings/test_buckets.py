@@ -34,6 +34,16 @@ def bucket(index: int, ready: list[float | None], launch: float, start: float, e
     }
 
 
+def test_a_bucket_that_was_not_found_is_not_called_hidden() -> None:
+    table = pd.DataFrame([bucket(0, [1, 2], 2, 2, 3, 0), bucket(1, [3, 4], 4, 4, 5, 0)]).assign(rank=pd.NA, step=pd.NA)
+    table = table.astype(dict.fromkeys(("start_ns", "end_ns", "exposed_ns"), "Int64"))
+    table.loc[1, ["start_ns", "end_ns", "exposed_ns"]] = pd.NA
+    assert buckets_lead(table, late_buckets(table)) == (
+        "2 buckets: none is known to be late; the communication of 1 bucket was not found in the trace, all other is"
+        " hidden behind compute."
+    )
+
+
 def test_the_bucket_that_held_others_names_its_last_gradient() -> None:
     table = pd.DataFrame(
         [

@@ -49,6 +49,8 @@ def test_waits_that_no_late_rank_causes_are_not_denied() -> None:
 def test_what_is_unknown_is_said_to_be() -> None:
     absent = STEPS.assign(exposed_wait_ns=pd.array([None] * 3, dtype="Int64"))
     assert findings.tiles(diagnosis(), absent)[-1].value == "unknown"
+    of_another_step = STEPS.assign(exposed_wait_ns=pd.array([None, 0, None], dtype="Int64"))
+    assert findings.tiles(replace(diagnosis(), step=4), of_another_step)[-1].value == "none"
     assert findings.tiles(diagnosis(), STEPS, replace(OTHER_RANKS, only_ends=True))[2].value == "unknown"
     whole = findings.tiles(replace(diagnosis(), step=None), STEPS.head(1))
     assert (whole[0].note, whole[1].note) == ("the only one", "40\u00a0% of the trace")

@@ -38,6 +38,14 @@ def test_a_changed_cap(step_ms: int, said: str) -> None:
     assert found == f"With bucket_cap_mb 1 a step is predicted to take {said}"
 
 
+def test_trees_are_a_change() -> None:
+    times = (461_000_000, 497_000_000, SURE.half_ns, DOUBT_NS)
+    alone = findings.what_if_headline(Setting(), *times, algorithm="auto")
+    assert alone.startswith("With collectives over rings or trees a step is predicted to take 461.0 ms")
+    beside = findings.what_if_headline(Setting(bucket_cap_mb=1.0), *times, algorithm="auto")
+    assert beside.startswith("With bucket_cap_mb 1 and collectives over rings or trees a step")
+
+
 def test_settings_in_words() -> None:
     setting = Setting(strategy="zero3", prefetch=2, link=replace(LINK, latency_us=10.0), ranks=64, accumulate=4)
     assert findings.setting_words(setting) == (
@@ -83,6 +91,18 @@ def test_advice_names_the_largest_of_the_best_caps() -> None:
     said = findings.what_if_advice(caps(4700, 4710, 4900), 4_970_000_000, DOUBT_NS, others="64 ranks")
     assert "Predicted gain with 64 ranks: 260.0 ms ± 12.0 ms." in said
     assert "Change the setting" in findings.what_if_advice(caps(1, 1, 1).head(0), 497_000_000, DOUBT_NS)
+
+
+def test_the_recorded_setting_is_not_advised() -> None:
+    """Though it replays shorter than it was measured."""
+    said = findings.what_if_advice(caps(490, 495, 497), 497_000_000, DOUBT_NS, recorded=0.5)
+    assert said == "No cap is predicted to make the step shorter: the shortest is 490.0 ms, with bucket_cap_mb 0.5."
+    assert "bucket_cap_mb 0.5: predicted gain" in findings.what_if_advice(
+        caps(490, 495, 497), 497_000_000, DOUBT_NS, recorded=2.0
+    )
+    depths = pd.DataFrame({"prefetch": [1, 2], "step_ns": [480_000_000, 490_000_000]})
+    said = findings.depths_advice(depths, 497_000_000, DOUBT_NS, recorded=1)
+    assert said == "No prefetch depth is predicted to make the step shorter."
 
 
 def test_the_advised_cap_is_named_where_it_is_as_good() -> None:

@@ -810,7 +810,7 @@ class TimelineView {
     });
     on(this.overview, "pointerdown", (event) => this.pressOverview(event));
     on(this.overview, "pointermove", (event) => this.moveOverview(event));
-    on(this.overview, "pointerup", () => (this.carried = undefined));
+    for (const kind of ["pointerup", "pointercancel"]) on(this.overview, kind, () => (this.carried = undefined));
     on(this.input, "input", () => {
       clearTimeout(this.typing);
       this.typing = setTimeout(() => this.search(this.input.value), 120);
@@ -1087,7 +1087,7 @@ class TimelineView {
 
   // The overview: a press outside the window moves it there.
   pressOverview(event) {
-    if (this.run === null) return;
+    if (this.run === null || event.button !== 0) return;
     const time = this.overviewTime(event);
     const span = this.to - this.from;
     if (time < this.from || time > this.to) this.show(time - span / 2, time + span / 2);

@@ -40,6 +40,8 @@ _PEERS_BESIDE = columns("collectives", "rank", "start_ns", "wait_ns", "exposed_n
 def page() -> None:
     head = begin_page("Timeline")
     opened = head.opened
+    with head.finding_why():  # half of that is what the canvas shows
+        _ = opened.timeline
     ranks = pick_ranks(opened.run)
     step = pick_step(opened.timeline.steps, findings.first_shown(opened.window.get("step")))
     if opened.timeline.events.empty or opened.summary.empty:

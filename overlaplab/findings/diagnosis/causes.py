@@ -42,7 +42,7 @@ def what_moved(cause: Cause, rows: pd.DataFrame, buckets: pd.DataFrame | None = 
     first = rows.to_dict("records")[0]
     if number > MOST_COLLECTIVES_LISTED or rows["what"].isna().any():
         kinds = rows.groupby(rows["kind"].map(kind_word))["exposed_ns"].sum().sort_values(ascending=False)
-        word = str(kinds.index[0]) if len(kinds) == 1 else "collective"
+        word = str(kinds.index[0]) if len(kinds) == 1 and kinds.index[0] != "unknown" else "collective"
         return f"{count(number, word)}, longest in {_short_label(first)}" if number > 1 else _short_label(first)
     names = list(dict.fromkeys(map(_short_name, rows["what"])))
     if len(names) == 1 and cause in (Cause.TAIL, Cause.UNHIDEABLE) and buckets is not None:

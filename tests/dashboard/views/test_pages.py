@@ -149,8 +149,11 @@ def test_strings_of_a_trace_never_become_markdown(opened, tmp_path: Path) -> Non
         event("gloo:all_reduce", 150, 300, cat="user_annotation", tid=7),
     ]
     run_of(tmp_path / named.replace("/", "_"), events, manifest={"strategy": bad, "device": bad})
-    for page in (*PAGES, "what_if"):
-        app = opened(tmp_path, page)
+    (tmp_path / "unknown").mkdir()
+    device = [{"id": 0, "name": bad}]
+    write(tmp_path / "unknown" / "t.json", [event("aten::mm", 0, 5, cat=bad)], deviceProperties=device)
+    for run, page in [(named.replace("/", "_"), page) for page in (*PAGES, "what_if")] + [("unknown", "summary")]:
+        app = opened(tmp_path, page, run)
         spoken = [
             *(
                 element.value
@@ -162,7 +165,8 @@ def test_strings_of_a_trace_never_become_markdown(opened, tmp_path: Path) -> Non
             *(widget.label for widget in (*app.selectbox, *app.multiselect, *app.button)),
         ]
         assert not any("evil" in text or "![x]" in text for text in spoken), spoken
-    assert "evil" in str(opened(tmp_path).text[0].value)
+    assert "evil" in " ".join(text.value for text in app.text)
+    assert "evil" in str(opened(tmp_path, "summary", named.replace("/", "_")).text[0].value)
 
 
 def engine_like(parameter: str) -> list[dict[str, object]]:
