@@ -434,6 +434,4 @@ def _device(config: Config) -> torch.device:
         raise EngineError(
             f"rank {local_rank} of this machine has no GPU of its own ({count} GPUs); use --nproc {count}"
         )
-    device = torch.device("cuda", local_rank)
-    torch.cuda.set_device(device)
-    return device
+    return torch.device("cuda", local_rank)

@@ -426,8 +426,8 @@ def connect(
 ) -> Communicator:
     """Join the ranks that torchrun or `overlaplab_engine.launch` started. EngineError if they cannot be reached.
 
-    If there is one rank and `link` names more, the other ranks are phantoms. `wait` says what holds up a GPU's stream
-    behind a link.
+    From then on `device`, if it is a GPU, is the current one. If there is one rank and `link` names more, the other
+    ranks are phantoms. `wait` says what holds up a GPU's stream behind a link.
 
     With 2 `communicators`, all-gathers have a group of their own; an emulated link supports only one. Kernels of two
     NCCL communicators can deadlock if different ranks start them in different orders. Therefore NCCL (2.26 or newer) is
@@ -439,6 +439,8 @@ def connect(
     if communicators == 2:
         os.environ.setdefault("NCCL_LAUNCH_ORDER_IMPLICIT", "1")  # NCCL reads it when it starts
     try:
+        if device.type == "cuda" and device.index is not None:  # streams and objects go by the current device
+            torch.cuda.set_device(device)
         if link is not None:
             _emulate(link, device, timeout, wait)
         elif device.type == "cuda":

@@ -393,12 +393,15 @@ def test_the_clock_is_the_one_that_was_asked_for(
         asked.append(pg_options)
         raise RuntimeError("far enough")
 
+    current: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "set_device", current.append)
     monkeypatch.setattr(dist, "init_process_group", join)
     monkeypatch.setenv("WORLD_SIZE", "1")
     config = Config(strategy=StrategyName.NAIVE, out=tmp_path, link=replace(SLOW, world_size=8), link_wait=wait)
     monkeypatch.setattr("overlaplab_engine.train._device", lambda config: gpu)
     with pytest.raises(EngineError, match="far enough"):
         record(config, [])
+    assert current == [gpu]
     monkeypatch.setattr("overlaplab_engine.network.stream_carrier.DeviceClock", lambda device: ("kernel", device))
     monkeypatch.setattr("overlaplab_engine.network.stream_carrier.HostClock", lambda device: ("host", device))
     monkeypatch.setattr(process_group, "StreamCarrier", lambda *told: told)
