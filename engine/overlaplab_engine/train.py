@@ -253,7 +253,7 @@ def _fall_asleep(config: Config, comm: Communicator, model: Transformer) -> Call
     # Torch's own waits are not noted, and neither are those of gloo's messages.
     has_silent_waits = kind.waits_within_torch or (kind.traits.stages and config.link is None)
     waited = blocked_ns if has_silent_waits else waited_ns
-    clock, span = SleepClock(waited if sleeps_on_schedule(config) else None), labels.Span("sleep::update")
+    clock = SleepClock(waited if sleeps_on_schedule(config) else None)
     # A server's threads sleep beside the one that trains.
     updates = SleepClock(None) if config.asynchronous else clock
     slow_rank, factor = config.slow_rank or (comm.rank, 1.0)
@@ -266,7 +266,7 @@ def _fall_asleep(config: Config, comm: Communicator, model: Transformer) -> Call
             local_part(tensor).numel() for name, tensor in strategy.named_optimized() if name in parameters[unit]
         )
         whole = sum(p.numel() for p in parameters[unit].values())
-        updates.take(round(slower * times[unit].update_ns * owned / whole), span)
+        updates.take(round(slower * times[unit].update_ns * owned / whole), labels.operator("sleep::update"))
 
     return update
 
