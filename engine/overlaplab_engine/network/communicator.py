@@ -121,6 +121,7 @@ class Communicator:
         self.groups: list[Communicator] = [self]
         """This one, and those that `along` has made of it."""
         self._axes: dict[str, Communicator] = {}
+        self._groups_along: dict[tuple[Mesh, str], Communicator] = {}
 
     def axis(self, name: str) -> "Communicator | None":
         """This rank's group along an axis of the mesh, such as `tp`; None if the mesh has no such groups."""
@@ -135,16 +136,22 @@ class Communicator:
         """The data-parallel ranks that this rank is one of, with the groups along the mesh's other axes (`axis`).
 
         Without other axes these are all ranks, and the result is this communicator. All ranks must call it together.
+        The groups of a mesh are made once.
         """
-        data = self if mesh.dp == self.world_size else self._make_group(mesh, "dp", timeout_s)
+        data = self if mesh.dp == self.world_size else self._group_along(mesh, "dp", timeout_s)
         data._axes = {}
         for axis in reversed(mesh.group_axes):
             if mesh.axes[axis] == self.world_size:
                 data._axes[axis] = self
                 self.group._set_group_desc(axis)
             else:
-                data._axes[axis] = self._make_group(mesh, axis, timeout_s)
+                data._axes[axis] = self._group_along(mesh, axis, timeout_s)
         return data
+
+    def _group_along(self, mesh: Mesh, axis: str, timeout_s: float) -> "Communicator":
+        if (mesh, axis) not in self._groups_along:
+            self._groups_along[mesh, axis] = self._make_group(mesh, axis, timeout_s)
+        return self._groups_along[mesh, axis]
 
     def _make_group(self, mesh: Mesh, axis: str, timeout_s: float) -> "Communicator":
         """This rank's group along an axis; the axis is its description in traces."""
