@@ -408,7 +408,8 @@ class Communicator:
         receiver: each such pair numbers its own, as the emulated link does.
         """
         name = f"{group.group_name}:{lane}" if lane else group.group_name
-        seq = _next_number(group, lane or "collective")
+        # Ranks may send unequally many messages.
+        seq = _next_number(group, lane or ("message" if kind is Kind.SEND_RECV else "collective"))
         self.counts[kind] += 1
         if self.link is not None:
             yield
