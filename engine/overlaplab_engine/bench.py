@@ -66,8 +66,6 @@ def _run_rank(options: argparse.Namespace) -> None:
     """Measure everything on this rank, and let rank 0 write it."""
     torch.set_num_threads(1)
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if options.device == "cuda" else torch.device("cpu")
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
     comm = connect(device, options.link)
     rows = [
         measure_algorithm(comm, algorithm, nbytes, options.iterations)

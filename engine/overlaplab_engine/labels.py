@@ -84,11 +84,19 @@ def label(word: Word, **values: str | int | Sequence[str]) -> str:
 
 
 def span(word: Word, **values: str | int | Sequence[str]) -> Span:
-    """A range in the trace with this label: a context manager that can be reused, but not nested in itself."""
-    trace_range = Span(label(word, **values))
-    if threading.current_thread() is not threading.main_thread():
-        trace_range = cast(Span, _MayOutliveRecording(trace_range))
+    """A range in the trace with this label: a context manager that can be reused, but not nested in itself.
+
+    Make it on the thread that enters it.
+    """
+    trace_range = operator(label(word, **values))
     return cast(Span, _Bordered(trace_range)) if word in _BORDERED else trace_range
+
+
+def operator(name: str) -> Span:
+    """A range in the trace with this name, for what stands in place of an operator; see `span`."""
+    if threading.current_thread() is threading.main_thread():
+        return Span(name)
+    return cast(Span, _MayOutliveRecording(Span(name)))
 
 
 def dtype_name(dtype: torch.dtype) -> str:

@@ -36,9 +36,6 @@ class AdamW:
         for (_, unit), master in zip(named, self._masters, strict=True):
             masters_of_unit.setdefault(unit, []).append(master)
         self._parts = {unit: torch.optim.AdamW(masters, lr=lr, fused=True) for unit, masters in masters_of_unit.items()}
-        self._labels = {
-            unit: labels.span(Word.UPDATE, unit=unit) if unit else nullcontext() for unit in masters_of_unit
-        }
         self.took_ns: dict[str, int] = {}
         """How long the update of each unit took at least, in ns."""
         self._unit_of = {id(master): unit for unit, masters in masters_of_unit.items() for master in masters}
@@ -90,7 +87,7 @@ class AdamW:
                 borrowed.append((parameter, master))
         for unit in self._parts:
             since_ns = time.perf_counter_ns()
-            with self._labels[unit]:
+            with labels.span(Word.UPDATE, unit=unit) if unit else nullcontext():  # a server's threads update, too
                 self._update(unit)
             took_ns = time.perf_counter_ns() - since_ns
             self.took_ns[unit] = min(took_ns, self.took_ns.get(unit, took_ns))

@@ -6,10 +6,11 @@ import shlex
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from itertools import pairwise
+from typing import Any
 
 import torch
 
@@ -42,6 +43,32 @@ from overlaplab_engine.recording.peak import Peak, largest_batch
 from overlaplab_engine.recording.trace_file import MANIFEST, TraceFile, clear, label_gradients, write_json
 from overlaplab_engine.strategies import Options, Strategy, class_of, make
 from overlaplab_engine.strategies.sharding.optimizers import local_part
+
+
+@dataclass(frozen=True, slots=True)
+class _Mark:
+    """Where a recorded step ends and the next one begins."""
+
+    log: LogMark
+    reading: Reading
+    event: Any
+    """On a GPU's stream of computation, which the host may be far ahead of; None on a CPU."""
+
+    @classmethod
+    def take(cls, comm: Communicator) -> "_Mark":
+        event: Any = None
+        if comm.device.type == "cuda":
+            event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+            event.record()
+        return cls(comm.mark_log(), Reading.take(), event)
+
+    def ns_until(self, later: "_Mark") -> int:
+        """How long the step between them took; waits for the device."""
+        if self.event is None:
+            return later.reading.at_ns - self.reading.at_ns
+        later.event.synchronize()
+        took_ms: float = self.event.elapsed_time(later.event)
+        return round(took_ms * 1e6)
 
 
 def train_step(
@@ -253,7 +280,7 @@ def _fall_asleep(config: Config, comm: Communicator, model: Transformer) -> Call
     # Torch's own waits are not noted, and neither are those of gloo's messages.
     has_silent_waits = kind.waits_within_torch or (kind.traits.stages and config.link is None)
     waited = blocked_ns if has_silent_waits else waited_ns
-    clock, span = SleepClock(waited if sleeps_on_schedule(config) else None), labels.Span("sleep::update")
+    clock = SleepClock(waited if sleeps_on_schedule(config) else None)
     # A server's threads sleep beside the one that trains.
     updates = SleepClock(None) if config.asynchronous else clock
     slow_rank, factor = config.slow_rank or (comm.rank, 1.0)
@@ -266,7 +293,7 @@ def _fall_asleep(config: Config, comm: Communicator, model: Transformer) -> Call
             local_part(tensor).numel() for name, tensor in strategy.named_optimized() if name in parameters[unit]
         )
         whole = sum(p.numel() for p in parameters[unit].values())
-        updates.take(round(slower * times[unit].update_ns * owned / whole), span)
+        updates.take(round(slower * times[unit].update_ns * owned / whole), labels.operator("sleep::update"))
 
     return update
 
@@ -312,14 +339,14 @@ def _run(
     """Warm-up and recorded steps, after `steps_before` earlier ones; this rank's recorder holds what it recorded."""
     batches = Batches(seed=config.seed, vocab=config.vocab, seq=config.seq, batch=config.batch)
     recorder = _trace_file(config, comm, strategy) if config.traces(comm.rank) else None
-    step_marks: list[tuple[LogMark, Reading]] = []  # between the recorded steps: the link's log, and the machine
+    step_marks: list[_Mark] = []
     losses: list[torch.Tensor] = []
     strategy.on_error = faults.tell  # nobody catches the error here
     with recorder or nullcontext(), _progress(config, comm) as advance:
         try:
             for step in range(config.warmup + config.steps):
                 if step == config.warmup:
-                    step_marks.append((comm.mark_log(), Reading.take()))
+                    step_marks.append(_Mark.take(comm))
                     if comm.device.type == "cuda":
                         torch.cuda.reset_peak_memory_stats(comm.device)
                 loss = train_step(
@@ -334,7 +361,7 @@ def _run(
                 if step in (config.warmup - 1, config.warmup + config.steps - 1):
                     strategy.settle()  # collectives that a step launched are recorded completely or not at all
                 if step >= config.warmup:
-                    step_marks.append((comm.mark_log(), Reading.take()))
+                    step_marks.append(_Mark.take(comm))
                 advance()
                 if recorder is not None:
                     with note_wait():
@@ -342,12 +369,12 @@ def _run(
         except BaseException as error:
             faults.tell(error)  # first, because closing the recording takes a while
             raise
-    carried = [comm.carried_between(a, b) for (a, _), (b, _) in pairwise(step_marks)]
-    readings = list(pairwise(reading for _, reading in step_marks))
+    borders = list(pairwise(step_marks))
+    carried = [comm.carried_between(since.log, until.log) for since, until in borders]
     steps = range(config.warmup, config.warmup + config.steps)
     link_steps = [
-        link_step(comm.rank, step, launched, until.at_ns - since.at_ns)
-        for step, launched, (since, until) in zip(steps, carried, readings, strict=True)
+        link_step(comm.rank, step, launched, since.ns_until(until))
+        for step, launched, (since, until) in zip(steps, carried, borders, strict=True)
     ]
     link_steps_of_ranks = comm.gather_objects(link_steps)[: comm.process_count] if comm.link else []
     return recorder, Recorded(
@@ -355,7 +382,10 @@ def _run(
         link=comm.link,
         losses=[float(loss) for loss in losses[config.warmup :]],
         carried=carried,
-        machine=[machine_step(comm.rank, step, *reading) for step, reading in zip(steps, readings, strict=True)],
+        machine=[
+            machine_step(comm.rank, step, since.reading, until.reading)
+            for step, (since, until) in zip(steps, borders, strict=True)
+        ],
         link_steps=[row for rows in link_steps_of_ranks for row in rows],
     )
 
@@ -434,6 +464,4 @@ def _device(config: Config) -> torch.device:
         raise EngineError(
             f"rank {local_rank} of this machine has no GPU of its own ({count} GPUs); use --nproc {count}"
         )
-    device = torch.device("cuda", local_rank)
-    torch.cuda.set_device(device)
-    return device
+    return torch.device("cuda", local_rank)

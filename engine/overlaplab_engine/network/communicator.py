@@ -121,6 +121,7 @@ class Communicator:
         self.groups: list[Communicator] = [self]
         """This one, and those that `along` has made of it."""
         self._axes: dict[str, Communicator] = {}
+        self._groups_along: dict[tuple[Mesh, str], Communicator] = {}
 
     def axis(self, name: str) -> "Communicator | None":
         """This rank's group along an axis of the mesh, such as `tp`; None if the mesh has no such groups."""
@@ -135,16 +136,22 @@ class Communicator:
         """The data-parallel ranks that this rank is one of, with the groups along the mesh's other axes (`axis`).
 
         Without other axes these are all ranks, and the result is this communicator. All ranks must call it together.
+        The groups of a mesh are made once.
         """
-        data = self if mesh.dp == self.world_size else self._make_group(mesh, "dp", timeout_s)
+        data = self if mesh.dp == self.world_size else self._group_along(mesh, "dp", timeout_s)
         data._axes = {}
         for axis in reversed(mesh.group_axes):
             if mesh.axes[axis] == self.world_size:
                 data._axes[axis] = self
                 self.group._set_group_desc(axis)
             else:
-                data._axes[axis] = self._make_group(mesh, axis, timeout_s)
+                data._axes[axis] = self._group_along(mesh, axis, timeout_s)
         return data
+
+    def _group_along(self, mesh: Mesh, axis: str, timeout_s: float) -> "Communicator":
+        if (mesh, axis) not in self._groups_along:
+            self._groups_along[mesh, axis] = self._make_group(mesh, axis, timeout_s)
+        return self._groups_along[mesh, axis]
 
     def _make_group(self, mesh: Mesh, axis: str, timeout_s: float) -> "Communicator":
         """This rank's group along an axis; the axis is its description in traces."""
@@ -401,7 +408,8 @@ class Communicator:
         receiver: each such pair numbers its own, as the emulated link does.
         """
         name = f"{group.group_name}:{lane}" if lane else group.group_name
-        seq = _next_number(group, lane or "collective")
+        # Ranks may send unequally many messages.
+        seq = _next_number(group, lane or ("message" if kind is Kind.SEND_RECV else "collective"))
         self.counts[kind] += 1
         if self.link is not None:
             yield
@@ -426,8 +434,8 @@ def connect(
 ) -> Communicator:
     """Join the ranks that torchrun or `overlaplab_engine.launch` started. EngineError if they cannot be reached.
 
-    If there is one rank and `link` names more, the other ranks are phantoms. `wait` says what holds up a GPU's stream
-    behind a link.
+    From then on `device`, if it is a GPU, is the current one. If there is one rank and `link` names more, the other
+    ranks are phantoms. `wait` says what holds up a GPU's stream behind a link.
 
     With 2 `communicators`, all-gathers have a group of their own; an emulated link supports only one. Kernels of two
     NCCL communicators can deadlock if different ranks start them in different orders. Therefore NCCL (2.26 or newer) is
@@ -439,6 +447,8 @@ def connect(
     if communicators == 2:
         os.environ.setdefault("NCCL_LAUNCH_ORDER_IMPLICIT", "1")  # NCCL reads it when it starts
     try:
+        if device.type == "cuda" and device.index is not None:  # streams and objects go by the current device
+            torch.cuda.set_device(device)
         if link is not None:
             _emulate(link, device, timeout, wait)
         elif device.type == "cuda":

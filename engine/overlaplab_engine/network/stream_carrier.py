@@ -108,7 +108,7 @@ class StreamCarrier:
         Tensors on the host, which carry pickled objects, are moved at once and bypass the link.
         """
         if any(not t.is_cuda for t in tensors):
-            work()
+            work().wait()
             return _LinkWork(self._cuda, self._stream, None, outputs)
         seq, nbytes = self.launched, sum(t.nbytes for t in tensors)
         modelled_ns = self.link.modelled_ns(kind, nbytes, self._world_size)
@@ -116,7 +116,7 @@ class StreamCarrier:
             self._stream.wait_stream(self._cuda.current_stream(self._device))
             with self._cuda.stream(self._stream):
                 self._clock.begin(seq, self._stream)
-                work()
+                work().wait()  # what is copied to its place afterwards is part of it
                 self._clock.wait_until(seq, modelled_ns, self._stream)
             self._submitted.append((kind, nbytes, modelled_ns))
             return _LinkWork(self._cuda, self._stream, self._stream.record_event(), outputs)

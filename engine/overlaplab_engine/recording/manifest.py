@@ -153,9 +153,10 @@ def manifest(
 def _settings(config: Config, strategy: Strategy) -> dict[str, Any]:
     """The options that matter to the strategy; None for the others."""
     traits = strategy.traits
+    has_caps = traits.buckets or (traits.stages and bool(strategy.buckets))
     return {
-        "bucket_cap_mb": config.bucket_cap_mb if traits.buckets else None,
-        "first_bucket_mb": config.first_bucket_mb,
+        "bucket_cap_mb": config.bucket_cap_mb if has_caps else None,
+        "first_bucket_mb": config.first_bucket_mb if has_caps else None,
         "prefetch": config.prefetch if traits.gathers == "units" else None,
         "overlap_param_gather": config.overlap_param_gather if traits.gathers == "updated_parameters" else None,
         "keep_last": strategy.keeps_last,

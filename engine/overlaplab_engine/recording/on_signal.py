@@ -1,5 +1,6 @@
 """A signal to one rank of a running job, which all ranks follow at the same step."""
 
+import itertools
 import signal
 import threading
 import warnings
@@ -14,6 +15,8 @@ from overlaplab_engine.errors import EngineError
 MARGIN = 10
 """How many steps later it is due: more than one rank may be ahead of another."""
 
+_numbers = itertools.count()  # of the requests in this process: all ranks make as many
+
 
 class RecordingRequest:
     """A request to record, by SIGUSR2 or by a watch.
@@ -24,6 +27,7 @@ class RecordingRequest:
 
     def __init__(self) -> None:
         self._got = self._listening = self._lost = False
+        self._number = next(_numbers)
         self._rounds = 0  # of signals that were followed
         self._at: int | None = None
         self._former: Any = None
@@ -59,7 +63,7 @@ class RecordingRequest:
             return False
 
     def _is_due_on_all(self, step: int) -> bool:
-        store, key = _get_default_store(), f"overlaplab/record/{self._rounds}"
+        store, key = _get_default_store(), f"overlaplab/record/{self._number}/{self._rounds}"
         if self._got:
             self._got = False
             store.compare_set(key, "", str(step + MARGIN))  # the first rank's counts

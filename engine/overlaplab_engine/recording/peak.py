@@ -114,14 +114,18 @@ def _is_wrapper(kind: type[torch.Tensor]) -> bool:
 def largest_batch(measure_peak: Callable[[int], int], limit: int) -> tuple[int, int]:
     """The largest batch with a peak of at most `limit` bytes, and its peak, by doubling, then by bisection.
 
-    `measure_peak` returns the peak of a batch in bytes; larger batches take no less. EngineError if not even one
-    sample fits, or more than any batch that is tried.
+    `measure_peak` returns the peak of a batch in bytes; larger batches take no less. Peaks grow as the batch does, so
+    doubling goes no further than to what should just fit: a GPU may have little more memory than the limit. EngineError
+    if not even one sample fits, or more than any batch that is tried.
     """
     low, peak, high = 1, measure_peak(1), 2
+    one_peak = peak
     if peak > limit:
         raise EngineError(f"--memory-limit {Bytes(limit)}: one sample per rank already takes {Bytes(peak)} at its peak")
     while (more := measure_peak(high)) <= limit:
-        low, peak, high = high, more, 2 * high
+        per_sample = max((more - one_peak) // (high - 1), 1)
+        room = max((limit - more) // per_sample, 1)
+        low, peak, high = high, more, high + min(room, high)
         if high > _LARGEST_TRIED:
             raise EngineError(f"--memory-limit {Bytes(limit)} is more than {low} samples take; name a lower one")
     while high - low > 1:

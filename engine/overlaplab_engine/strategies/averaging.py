@@ -68,7 +68,9 @@ class InBuckets(Strategy):
     # The backward pass
 
     def _take_gradient(self, i: int, parameter: torch.Tensor) -> None:
-        _, view = self._slots[i]
+        index, view = self._slots[i]
+        if self._sync and i not in self._buckets[index].missing:
+            raise self._second_gradient_error(i)
         self.gradients.place(parameter, view, self.comm.prescale if self._sync else 1.0)
         if self._sync:
             if self._arrivals is not None:

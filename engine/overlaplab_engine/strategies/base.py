@@ -313,6 +313,12 @@ class Strategy(ABC):
 
         return answer
 
+    def _second_gradient_error(self, i: int) -> EngineError:
+        """The error for another gradient of parameter `i` in one pass, when the first may have been sent."""
+        return EngineError(
+            f"{self.name}: {self.names[i]} got a gradient twice in a backward pass; checkpoint with use_reentrant=False"
+        )
+
     @property
     def order(self) -> list[str] | None:
         """The parameters' names in the order in which gradients are added up, if it was learnt and another run, going

@@ -46,6 +46,8 @@ class PerParam(Strategy):
         self._launcher: OrderedLauncher[Work] = OrderedLauncher(len(order), self._launch)
 
     def _take_gradient(self, i: int, parameter: torch.Tensor) -> None:
+        if self._sync and self._launcher.is_ready(self._number[i]):
+            raise self._second_gradient_error(i)
         self.gradients.place(parameter, None, self.comm.prescale if self._sync else 1.0)
         if self._sync:
             if self._arrivals is not None:

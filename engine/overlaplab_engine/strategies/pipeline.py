@@ -222,8 +222,9 @@ class Pipeline(Strategy):
         return True
 
     def full_parameters(self) -> dict[str, torch.Tensor]:
-        held = {name: p.detach() for name, p in zip(self.names, self.parameters, strict=True)}
-        return {name: p for part in self._pipeline.gather_objects(held) for name, p in part.items()}
+        held = {name: p.detach().cpu() for name, p in zip(self.names, self.parameters, strict=True)}
+        parts = self._pipeline.gather_objects(held)  # a pickled tensor would be on its sender's device
+        return {name: p.to(self.comm.device) for part in parts for name, p in part.items()}
 
     def _finish(self) -> None:
         """Not called: `passes` does all."""

@@ -120,7 +120,7 @@ def recorded_caps(manifest: Manifest, others: Iterable[Manifest]) -> pd.DataFram
 
     Columns: `bucket_cap_mb` (NaN where it is not told), `step_ns` (both float64). Predicted runs are left out. What
     else differs between loops of one's own run.json does not say: of those it is only what a sweep recorded. There are
-    none of runs on GPUs, of which run.json has the host's time, which is ahead of the device.
+    none of runs on GPUs, of which older run.json have the host's time, which is ahead of the device.
     """
     if manifest.device not in (None, "cpu"):
         others = ()

@@ -330,13 +330,23 @@ class FakeStream:
         self.cuda.log.append(f"{self.name}: synchronize")
 
 
+class FakeWork:
+    """Something that is moved when it is waited for."""
+
+    def __init__(self, cuda: FakeCuda) -> None:
+        self.cuda = cuda
+
+    def wait(self) -> None:
+        self.cuda.log.append(f"{self.cuda.current.name}: moved")
+
+
 def test_a_stream_carries_in_order_and_the_host_waits_for_nothing() -> None:
     cuda = FakeCuda()
     carrier = StreamCarrier(Link(bandwidth_gbps=8, latency_us=10), 8, FakeStream.device, clock=cuda, cuda=cuda)
     big = [SimpleNamespace(is_cuda=True, nbytes=1_000_000, dtype=torch.float32)]
-    first = carrier.submit(Kind.ALL_GATHER, big, lambda: cuda.log.append(f"{cuda.current.name}: moved"), big)
+    first = carrier.submit(Kind.ALL_GATHER, big, lambda: FakeWork(cuda), big)
     cuda.current = FakeStream(cuda, "gathers")
-    second = carrier.submit(Kind.ALL_REDUCE, big, lambda: None, big)
+    second = carrier.submit(Kind.ALL_REDUCE, big, lambda: FakeWork(cuda), big)
     assert second.wait()
     cuda.current = FakeStream(cuda, "compute")
     assert first.wait()
@@ -349,9 +359,10 @@ def test_a_stream_carries_in_order_and_the_host_waits_for_nothing() -> None:
         "link(-1): record",
         "link(-1): after gathers",
         "link(-1): begin 1",
+        "link(-1): moved",
         "link(-1): wait 1 1890000",
         "link(-1): record",
-        "gathers: after event 9",
+        "gathers: after event 10",
         "compute: after event 5",
     ]
     assert [(c.seq, c.kind, c.modelled_ns, c.occupied_ns, c.overran) for c in carrier.log] == [
@@ -374,11 +385,12 @@ def test_all_groups_on_a_device_share_its_stream() -> None:
 def test_what_the_host_holds_is_moved_at_once() -> None:
     cuda = FakeCuda()
     carrier = StreamCarrier(SLOW, 8, FakeStream.device, clock=cuda, cuda=cuda)
-    x = torch.ones(2)
-    work = carrier.submit(Kind.ALL_REDUCE, [x], lambda: x.mul_(8), [x])
+    group = process_group.EmulatedLinkGroup(0, 8, Phantoms(0, 8), carrier)
+    x, swapped = torch.ones(2), [torch.zeros(1) for _ in range(8)]
+    works = [group.allreduce([x]), group.alltoall(swapped, [torch.ones(1) for _ in range(8)])]
     assert x.tolist() == [8, 8]
-    assert work.wait()
-    assert work.is_completed()
+    assert swapped[0].tolist() == [1]
+    assert all(work.wait() and work.is_completed() for work in works)
     assert (cuda.log, carrier.launched) == ([], 0)
 
 
@@ -393,12 +405,15 @@ def test_the_clock_is_the_one_that_was_asked_for(
         asked.append(pg_options)
         raise RuntimeError("far enough")
 
+    current: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "set_device", current.append)
     monkeypatch.setattr(dist, "init_process_group", join)
     monkeypatch.setenv("WORLD_SIZE", "1")
     config = Config(strategy=StrategyName.NAIVE, out=tmp_path, link=replace(SLOW, world_size=8), link_wait=wait)
     monkeypatch.setattr("overlaplab_engine.train._device", lambda config: gpu)
     with pytest.raises(EngineError, match="far enough"):
         record(config, [])
+    assert current == [gpu]
     monkeypatch.setattr("overlaplab_engine.network.stream_carrier.DeviceClock", lambda device: ("kernel", device))
     monkeypatch.setattr("overlaplab_engine.network.stream_carrier.HostClock", lambda device: ("host", device))
     monkeypatch.setattr(process_group, "StreamCarrier", lambda *told: told)

@@ -371,6 +371,18 @@ def test_ddp_gets_torchs_own_future(monkeypatch: pytest.MonkeyPatch) -> None:
         assert device.log == ["compute: all_reduce"]
 
 
+def test_messages_do_not_count_among_collectives(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks may send unequally many, and yet a collective has one number on all."""
+    for name in ("P2POp", "batch_isend_irecv"):
+        monkeypatch.setattr(comm_module.dist, name, lambda *_, **__: [])
+    with on_streams(monkeypatch) as (comm, device):
+        numbers = []
+        for launch in (comm._batch, comm._batch, lambda *_: comm.all_reduce_sum(torch.zeros(4, device=META)).wait()):
+            launch([(torch.zeros(4, device=META), 1)], [])
+            numbers.append(device.label)
+    assert numbers == [("0", 0), ("0", 1), ("0", 0)]
+
+
 # Mutants: what these tests must notice
 
 

@@ -41,9 +41,7 @@ def join(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Communicator
     joined: list[Communicator] = []
 
     def join(link: str | None = None, communicators: int = 1) -> Communicator:
-        device = torch.device("cuda", 0)
-        torch.cuda.set_device(device)
-        joined.append(connect(device, link and Link.parse(link), communicators=communicators))
+        joined.append(connect(torch.device("cuda", 0), link and Link.parse(link), communicators=communicators))
         return joined[-1]
 
     yield join

@@ -4,14 +4,17 @@ import json
 import re
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from overlaplab_engine.cli import main
 from overlaplab_engine.network.calibration import LATENCIES_US, floor_ns, keeps_model, next_slower
 from overlaplab_engine.network.carrier import Carried
 from overlaplab_engine.network.link import Kind, Link
 from overlaplab_engine.recording.attained import LinkStep, attained_steps, is_attained, link_step
+from overlaplab_engine.train import _Mark
 from ranks.warm_ranks import run_launcher, run_warm
 
 import overlaplab
@@ -46,6 +49,31 @@ def test_a_step_attains_its_link_by_the_sum_and_by_the_latest(
     assert step.occupied_ns == sum(occupied)
     assert step.latest_ns == max((ns - MS for ns in occupied), default=0)
     assert step.attained is attained
+
+
+def test_on_a_gpu_a_step_takes_what_the_device_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The host may have queued it long before."""
+    monkeypatch.setattr(torch.cuda, "Event", FakeEvent)
+    gpu, cpu = (SimpleNamespace(device=torch.device(kind), mark_log=tuple) for kind in ("cuda:0", "cpu"))
+    since, until = (_Mark.take(gpu) for _ in range(2))
+    assert since.ns_until(until) == 12_500_000
+    assert _Mark.take(cpu).ns_until(_Mark.take(cpu)) < 12_500_000
+
+
+class FakeEvent:
+    """The device gets to it 12.5 ms after the one before, and its time is there once the host has waited."""
+
+    def __init__(self, enable_timing: bool) -> None:
+        self.done = False
+
+    def record(self) -> None: ...
+
+    def synchronize(self) -> None:
+        self.done = True
+
+    def elapsed_time(self, later: "FakeEvent") -> float:
+        assert later.done
+        return 12.5
 
 
 def test_with_one_rank_nothing_is_modelled_and_all_is_attained() -> None:

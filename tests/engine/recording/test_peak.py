@@ -143,6 +143,18 @@ def test_the_largest_batch_is_that_of_trying_all(limit: int) -> None:
     assert len(tried) == len({*tried}) + 1  # the assertion asked once more
 
 
+def test_no_batch_is_tried_that_would_take_much_more_than_the_limit() -> None:
+    """A GPU has no more memory than the limit, or little more."""
+    tried: list[int] = []
+
+    def measure_peak(batch: int) -> int:
+        tried.append(batch)
+        return 5 + 3 * batch
+
+    assert largest_batch(measure_peak, 100) == (31, 98)
+    assert tried == [1, 2, 4, 8, 16, 31, 32]
+
+
 def test_a_limit_that_nothing_reaches_is_refused() -> None:
     with pytest.raises(EngineError, match=r"--memory-limit 1 GB is more than 1048576 samples take"):
         largest_batch(lambda batch: 1, 10**9)

@@ -140,6 +140,21 @@ def a_signal_to_one_rank_is_for_all(comm: Communicator, hook: str) -> None:
 
 
 @scenario()
+def each_recorder_has_requests_of_its_own(comm: Communicator) -> None:
+    model = wrapped()
+    for signalled in (12, 2):
+        out = folder(comm)
+        with Recorder(out, model, warmup=1, steps=1, on_signal=True) as recorder:
+            for step in range(30):
+                if comm.rank == 1 and step == signalled:
+                    os.kill(os.getpid(), signal.SIGUSR2)
+                train(comm, model, step)
+                recorder.step()
+        comm.barrier()
+        assert [path.name for path in out.iterdir()] == [f"step-{signalled + 11}"]
+
+
+@scenario()
 def a_recording_that_begins_late_keeps_the_users_hook(comm: Communicator) -> None:
     alone, recorded, out = wrapped(), wrapped(), folder(comm)
     calls: list[list[int]] = [[], []]

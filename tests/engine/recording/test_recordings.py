@@ -11,11 +11,16 @@ from dataclasses import asdict
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from overlaplab_engine.config import Config
 from overlaplab_engine.labels import Word
+from overlaplab_engine.recording.manifest import _settings
+from overlaplab_engine.strategies import class_of
+from overlaplab_engine.strategy_names import StrategyName
 from ranks.label_texts import parse
 from ranks.warm_ranks import WarmProcess, run_warm
 
@@ -348,6 +353,21 @@ def asking(config, comm, strategy, *more, **named):
 overlaplab_engine.train.manifest = asking
 sys.exit(main(sys.argv[1:]))
 """
+
+
+CAPS = [("bucketed", 1, 2.0, 1.0), ("pipeline", 1, 2.0, 1.0), ("pipeline", 0, None, None), ("zero3", 0, None, None)]
+
+
+@pytest.mark.parametrize(("name", "buckets", "cap", "first"), CAPS)
+def test_caps_are_those_of_buckets(
+    name: StrategyName, buckets: int, cap: float | None, first: float | None, tmp_path: Path
+) -> None:
+    """A pipeline has some where it averages over replicas; other strategies without the trait have none."""
+    strategy = SimpleNamespace(
+        traits=class_of(name).traits, buckets=[(8, ["a"])] * buckets, stages=None, keeps_last=None, comm=None
+    )
+    told = _settings(Config(out=tmp_path, strategy=name, bucket_cap_mb=2.0, first_bucket_mb=1.0), strategy)
+    assert (told["bucket_cap_mb"], told["first_bucket_mb"]) == (cap, first)
 
 
 def test_torch_ddps_buckets_are_those_that_ddp_reports(tmp_path: Path, recorded: Callable[[str], Recording]) -> None:

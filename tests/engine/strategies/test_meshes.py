@@ -9,6 +9,7 @@ import copy
 from collections import Counter
 from contextlib import nullcontext
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -176,6 +177,13 @@ def optimizers_of_whole_parameters(comm: Communicator, name: StrategyName) -> No
     require_whole_parameters(kind(cut) for kind in (torch.optim.LBFGS, torch.optim.Adafactor, torch.optim.Muon))
 
 
+@scenario()
+def groups_are_made_once_whoever_rehearses(comm: Communicator) -> None:
+    first, count = comm.along(Mesh.of(2, tp=2)), len(comm.groups)
+    assert comm.along(Mesh.of(2, tp=2)) is first
+    assert len(comm.groups) == count
+
+
 # HSDP
 
 
@@ -216,8 +224,8 @@ def mutant_replicas_do_not_average(comm: Communicator) -> None:
     trial = transformer_trial(data, StrategyName.ZERO3)
     replicas = data.axis("replicate")
     assert replicas is not None
-    replicas.all_reduce_mean = lambda tensor: data.shards.all_reduce_max(torch.zeros(1))
-    expect_failure(comm, lambda: trial.step(0))
+    with patch.object(replicas, "all_reduce_mean", lambda tensor: data.shards.all_reduce_max(torch.zeros(1))):
+        expect_failure(comm, lambda: trial.step(0))
 
 
 @pytest.mark.parametrize(
@@ -245,7 +253,7 @@ found = scenario.found
 @pytest.mark.parametrize(
     ("found", "name"),
     [
-        *scenario.on(2, "per_layer|place_of_each|differs|mutant_no_sum|whole_parameters"),
+        *scenario.on(2, "made_once|per_layer|place_of_each|differs|mutant_no_sum|whole_parameters"),
         *scenario.on(2, "parity", slow=True),
         *scenario.on(4, "parity|check|hsdp|replicas|each_wait", arrivals="late"),
         *scenario.on(4, "parity|^hsdp", arrivals="delayed"),

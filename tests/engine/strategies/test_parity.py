@@ -47,6 +47,7 @@ from ranks.engine_trials import (
     transformer_trial,
 )
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 scenario = Scenarios(__file__)
 
@@ -305,6 +306,27 @@ def exception_in_backward(comm: Communicator, name: StrategyName) -> None:
                 trial.strategy.backward(loss)
             assert all(p.grad is None for p in [*trial.model.parameters(), *trial.strategy.optimized()])
         trial.step(step)
+
+
+class Reentrant(Branches):
+    """Each use of a map is a backward pass of its own, so that a map used twice gets two gradients."""
+
+    def forward(self, x: torch.Tensor, uses: str) -> torch.Tensor:
+        for name in uses:
+            x = checkpoint(self.maps[name], x.requires_grad_(), use_reentrant=True)
+        return x.square().mean()
+
+
+@scenario(*REPLICATED, *PARTITIONED, StrategyName.PARAMETER_SERVER)
+def a_second_gradient_in_a_pass(comm: Communicator, name: StrategyName) -> None:
+    trial = branches_trial(comm, name, lambda step, m, rank: "ab" if step else "aab", model=Reentrant())
+    if name in (StrategyName.NAIVE, StrategyName.PARAMETER_SERVER):  # which send nothing before the pass is over
+        trial.step(0)
+    else:
+        loss = trial.strategy(*trial.inputs(0, 0, comm.rank))
+        with pytest.raises(EngineError, match=r"maps\.a\.\w+ got a gradient twice in a backward pass"):
+            trial.strategy.backward(loss)
+    trial.step(1)
 
 
 @scenario(*STRATEGIES)

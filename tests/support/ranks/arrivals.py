@@ -105,6 +105,7 @@ class Late(Communicator):
 
     def __init__(self, comm: Communicator) -> None:
         self.__dict__.update(vars(comm))
+        self._groups_along = {}
         self.new_store_key = comm.new_store_key  # type: ignore[method-assign]
         self.flights = Flights()
         self.postponed: deque[Flight] = deque()

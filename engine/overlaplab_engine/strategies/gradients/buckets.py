@@ -185,6 +185,9 @@ class OrderedLauncher(Generic[Handle]):
         while len(self.handles) < len(self._ready) and self._ready[len(self.handles)]:
             self.handles.append(self._launch(len(self.handles)))
 
+    def is_ready(self, number: int) -> bool:
+        return self._ready[number]
+
     @property
     def not_ready(self) -> list[int]:
         """Numbers that have not got ready."""

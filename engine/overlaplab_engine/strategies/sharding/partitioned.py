@@ -109,6 +109,8 @@ class Partitioned(Sharded):
         if not self._sync:
             self.gradients.place(parameter, None, 1.0)
             return
+        if i not in self._slots[i][0].missing:
+            raise self._second_gradient_error(i)
         self._place_gradient(i)
 
     def _place_gradient(self, i: int) -> None:
