@@ -224,6 +224,12 @@ def test_a_launch_that_is_waited_for_at_once_costs_half() -> None:
     assert step.passes == [[Mark("forward", "0"), Work(6), Work(0), Work(9)]]
 
 
+def test_the_work_of_a_profile_pauses_no_longer_than_it_takes() -> None:
+    moves = [End(), Mark("forward"), Work(9, 9, 9), Launch("a", 1, host_ns=2), Work(8, 8, 8), Wait("a"), End()]
+    (step,) = work_profile([moves], nothing, sharded=False).ranks[0]
+    assert step.passes == [[Mark("forward"), Work(7, 7, 7), Work(6, 6, 6)]]
+
+
 def test_a_profile_is_without_what_collectives_displaced() -> None:
     """T is 30, of which 10 are displaced: a third of 6 until the wait, and nothing after it."""
     launch = Launch("a", 30, displaced_ns=10)
