@@ -72,9 +72,9 @@ def predict_device(run: Run, setting: Setting) -> DevicePrediction:
     link = _setting_link(run, setting)
     cut = _recut(run, setting, fitted=link is None)
     changed = (edited_programs(run, cut.edits) if cut.edits else None) or programs
-    if link is not None:
-        changed = replace(changed, programs=tuple(_retime_programs(run, changed, link, setting.ranks)))
     changed = apply_device_edits(run, changed, setting.edits)
+    if link is not None:  # last: an edit halves what a collective took as it was recorded
+        changed = replace(changed, programs=tuple(_retime_programs(run, changed, link, setting.ranks)))
     after = play_or_refuse(run, changed.programs)
     if (beside := with_slowdowns(run, changed)) is not changed:
         changed, after = beside, play_or_refuse(run, beside.programs)
