@@ -174,6 +174,17 @@ def test_half_the_bytes_behind_another_link(tmp_path: Path) -> None:
     assert found.predicted_ns.tolist() == truth.tolist()
 
 
+def test_half_the_bytes_of_one_size_may_gain_nothing(tmp_path: Path) -> None:
+    """Without a link, as their T may be latency alone."""
+    one_size, two_sizes = (run_of(tmp_path / str(cap), *ddp_ranks([cap * MIB]), backend="nccl") for cap in (1000, 2))
+    halved = Setting(edits=(("half-bytes", None),))
+    gain_ns, half_ns = gains(one_size).set_index("remedy").loc["half_the_bytes", ["gain_ns", "half_ns"]]
+    assert 0 < gain_ns == predict_device(one_size, halved).transfers_ns < half_ns
+    assert predict_device(two_sizes, halved).transfers_ns == 0
+    link = Link(emulated=True, bandwidth_gbps=800.0, latency_us=10.0, world_size=2)
+    assert predict_device(one_size, replace(halved, link=link)).transfers_ns == 0
+
+
 @pytest.mark.parametrize(("edit", "value", "even_us"), [("balance", "1", 200), ("even-work", None, 260)])
 def test_slowed_kernels_are_as_long_as_an_edit_makes_them(
     tmp_path: Path, edit: str, value: str | None, even_us: int
