@@ -310,6 +310,8 @@ def test_caps_are_those_given_or_recorded_or_ddps_own(bucketed: overlaplab.Run) 
         ("bucketed", Setting(prefetch=2), "bucketed gathers no units ahead"),
         ("naive", Setting(bucket_cap_mb=2), "naive sends no buckets"),
         ("torch-ddp", Setting(first_bucket_mb=2), "torch-ddp has no option for its first bucket"),
+        ("bucketed", Setting(caps_mb=(4, 1), bucket_cap_mb=2), "a list of caps leaves no room for another cap"),
+        ("bucketed", Setting(caps_mb=(4, 1), first_bucket_mb=2), "a list of caps leaves no room for another cap"),
         ("bucketed", Setting(accumulate=0), "accumulate must be above 0, not 0"),
         ("bucketed", Setting(ranks=65), "no more than 64 ranks"),
         ("bucketed", Setting(strategy="zero3"), "where units' passes begin and end. Record it anew"),
@@ -319,6 +321,7 @@ def test_caps_are_those_given_or_recorded_or_ddps_own(bucketed: overlaplab.Run) 
         ("parameter-server", Setting(), "its workers do not wait for each other, which is not predicted. Predict from"),
         ("torch-ddp-gloo", Setting(strategy="bucketed"), "how long its all_reduce of other sizes take is not known"),
         ("ddp-lessons/one-order", Setting(bucket_cap_mb=1), "predict takes --edit of it"),
+        ("ddp-lessons/one-order", Setting(caps_mb=(4, 1), bucket_cap_mb=2), "a list of caps leaves no room"),
     ],
 )
 def test_what_cannot_be_told_is_one_line(sample: str, setting: Setting, words: str) -> None:
