@@ -111,6 +111,24 @@ def test_an_edit_of_buckets_takes_the_link_and_ranks_that_are_asked_for(
     assert by_arrival < by_arrival_behind < predict(ddp, Setting(**behind)).step_ns
 
 
+@pytest.mark.parametrize(
+    ("setting", "caps"),
+    [
+        (Setting(bucket_cap_mb=0.1), (0.1, None)),
+        (Setting(bucket_cap_mb=4.0, first_bucket_mb=0.1), (4.0, 0.1)),
+        (Setting(caps_mb=(0.1, 4.0)), (4.0, 0.1)),
+        (Setting(caps_mb=(4.0, 2.0, 1.0)), (None, None)),
+        (Setting(strategy="torch-ddp"), (4.0, None)),
+        (Setting(strategy="naive"), (None, None)),
+    ],
+)
+def test_the_predicted_run_json_names_the_caps(
+    bucketed: overlaplab.Run, setting: Setting, caps: tuple[float | None, float | None]
+) -> None:
+    fields = predict(bucketed, setting).manifest
+    assert (fields["bucket_cap_mb"], fields["first_bucket_mb"]) == caps
+
+
 def test_ddps_first_bucket_is_as_large_as_a_cap_that_is_asked_for() -> None:
     """The sample's buckets of 4 MiB are in order of arrival."""
     cut = find_recutting(sample_run("torch-ddp"))
