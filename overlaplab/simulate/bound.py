@@ -183,6 +183,7 @@ def _step_bounds(trace: Trace, step: Window, issued: Issued, took: Transfers) ->
     as_launched_ns = _as_launched_ns(issued, known_ns, done_by, computed_ns)
     halves_ns = _halved_times_ns(issued, known_ns, took)
     any_cap_ns = _any_cap_ns(issued, done_by, computed_ns, took)
+    waits_known = all(took.knows_waits(sent.launch) for _, sent in issued.sent)
     return {
         "step": step.step,
         "span_ns": step.end_ns - step.start_ns,
@@ -192,9 +193,8 @@ def _step_bounds(trace: Trace, step: Window, issued: Issued, took: Transfers) ->
         "any_cap_ns": None if any_cap_ns is None else min(any_cap_ns, as_launched_ns),  # it was a cutting, too
         "half_bound_ns": None if halves_ns is None else _as_launched_ns(issued, halves_ns, done_by, computed_ns),
         "half_transfer_ns": None if halves_ns is None else sum(halves_ns),
-        "waits_known": took.waits_known,
-        "bytes_explain": took.waits_known
-        or all(took.times_by_size(sent.kind) for _, sent in issued.sent if sent.bytes),
+        "waits_known": waits_known,
+        "bytes_explain": waits_known or all(took.times_by_size(sent.kind) for _, sent in issued.sent if sent.bytes),
     }
 
 

@@ -13,7 +13,7 @@ from overlaplab.costs import fit_line
 from overlaplab.events import Run, step_windows
 from overlaplab.events.preempted import processor_counts
 from overlaplab.manifest import Manifest
-from overlaplab.simulate.player import Launch, Mark, Move, Program, Wait, Work
+from overlaplab.simulate.player import Launch, Mark, Move, Program, Wait, Work, change_duration
 
 Displaced = Callable[[str, int], int]
 """ns of computation displaced by a collective of this kind and so many bytes; 0 where that was not measured."""
@@ -84,7 +84,7 @@ def _retime_work(program: Program, times: Callable[[_LinkClock, int], int]) -> P
         return program
     link = _LinkClock()
     return [
-        Work(times(link, move.ns), move.paused_ns, move.idle_ns) if isinstance(move, Work) else link.pass_move(move)
+        change_duration(move, times(link, move.ns)) if isinstance(move, Work) else link.pass_move(move)
         for move in program
     ]
 

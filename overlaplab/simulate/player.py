@@ -142,6 +142,11 @@ def split_steps(program: Program) -> Iterator[Program]:
         yield program[begin + 1 : end]
 
 
+def change_duration(work: Work, ns: int) -> Work:
+    """The work in so many ns: it pauses and idles no longer than that."""
+    return Work(ns, min(work.paused_ns, ns), min(work.idle_ns, ns))
+
+
 def change_launches(moves: Iterable[Move], change: Callable[[Launch], Move]) -> tuple[Move, ...]:
     """The moves, of which each launch is changed."""
     return tuple(change(move) if isinstance(move, Launch) else move for move in moves)

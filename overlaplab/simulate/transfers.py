@@ -36,11 +36,11 @@ def times_beyond(predicted: Sequence[float], recorded: Sequence[float]) -> float
 class Transfers(Protocol):
     """How long one rank's collectives move data."""
 
-    waits_known: bool
-    """False if T may include waiting for other ranks, whose traces are absent."""
-
     def launch_ns(self, launch: Span, kind: str, num_bytes: int | None) -> int | None:
         """T in ns of what this host range launched; None where unknown."""
+
+    def knows_waits(self, launch: Span) -> bool:
+        """Whether this T cannot include waiting for other ranks, whose traces are absent."""
 
     def times_by_size(self, kind: str) -> Callable[[int], int] | None:
         """T in ns of any number of bytes; None where unknown, or where measured times do not follow their sizes."""
@@ -79,11 +79,13 @@ class _ByLink:
 
     def __init__(self, link: Link, hops: str | None) -> None:
         """`hops`: the trait of that name."""
-        self.waits_known = True
         self._link, self._hops = link, hops
 
     def launch_ns(self, launch: Span, kind: str, num_bytes: int | None) -> int | None:
         return None if num_bytes is None else self._takes(kind, num_bytes)
+
+    def knows_waits(self, launch: Span) -> bool:
+        return True
 
     def times_by_size(self, kind: str) -> Callable[[int], int] | None:
         return lambda num_bytes: self._takes(kind, num_bytes)
@@ -104,7 +106,6 @@ class _Measured:
         is_known = rank_arrivals["moves_ns"] != UNKNOWN_NS
         waits = (rank_arrivals["moves_ns"] - rank_arrivals["start_ns"]).where(is_known, UNKNOWN_NS)
         wait_of = dict(zip(starts.tolist(), waits.tolist(), strict=True))
-        self.waits_known = True
         self._executions = executions(trace)
         self._launches = launches(trace)
         self._moved: dict[tuple[int, int], tuple[int, bool]] = {}
@@ -117,11 +118,15 @@ class _Measured:
         self.times_by_size = cache(self._fit_by_size)
 
     def launch_ns(self, launch: Span, kind: str, num_bytes: int | None) -> int | None:
-        moved = [self._moved[inner.ran] for inner in self._executions.launches_inside(launch) if inner.ran]
-        if not moved:
-            return None
-        self.waits_known &= all(is_known for _, is_known in moved)
-        return sum(took for took, _ in moved)
+        moved = self._moved_by(launch)
+        return sum(took for took, _ in moved) if moved else None
+
+    def knows_waits(self, launch: Span) -> bool:
+        return all(is_known for _, is_known in self._moved_by(launch))
+
+    def _moved_by(self, launch: Span) -> list[tuple[int, bool]]:
+        """T of each collective that a host range launched, and whether its wait is known."""
+        return [self._moved[inner.ran] for inner in self._executions.launches_inside(launch) if inner.ran]
 
     def least_by_size(self, kind: str) -> Callable[[int], int] | None:
         takes = self.times_by_size(kind)

@@ -207,6 +207,13 @@ def test_absent_ranks_leave_open_whether_time_is_waiting(tmp_path: Path) -> None
     assert table[["waits_known", "bytes_explain"]].to_numpy().tolist() == [[False, True]]
 
 
+def test_a_step_whose_waits_are_known_is_known_after_one_whose_are_not(tmp_path: Path) -> None:
+    """The second rank's trace begins with the second step."""
+    later = [step(4, 200, 400), *(each | {"ts": each["ts"] + 200} for each in ddp_step()[1:])]
+    table = bound(run_of(tmp_path, [*ddp_step(), *later], later), Selection(ranks=[0]))
+    assert table["waits_known"].tolist() == [False, True]
+
+
 def test_times_that_no_line_through_bytes_explains(tmp_path: Path) -> None:
     """The same bytes take 30 µs, and 120 in the next step; with both ranks it would be known who waited."""
     slower = [

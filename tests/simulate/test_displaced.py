@@ -51,6 +51,11 @@ def test_work_is_slower_while_the_link_is_busy() -> None:
     assert list(without_displaced(together)) == alone
 
 
+def test_work_without_what_was_displaced_pauses_no_longer_than_it_takes() -> None:
+    pausing: list[Move] = [Launch("a", 40, displaced_ns=20), Work(40, 30, 35)]
+    assert list(without_displaced(pausing))[1] == Work(20, 20, 20)
+
+
 def test_a_wait_goes_on_when_the_link_has_carried_it() -> None:
     """What is launched then is carried at once; the first is over."""
     moves = [Launch("a", 100, displaced_ns=50), Work(10), Wait("a"), Launch("b", 20, displaced_ns=10), Work(30)]

@@ -30,7 +30,7 @@ from overlaplab.simulate.edits.model import (
     without_unused,
 )
 from overlaplab.simulate.fill_buckets import assign
-from overlaplab.simulate.player import End, Launch, Mark, Move, Wait, Work, play
+from overlaplab.simulate.player import End, Launch, Mark, Move, Wait, Work, find_launches, play
 from overlaplab.simulate.programs.larger_units import larger_units, unit_order
 
 
@@ -62,6 +62,19 @@ def test_a_gather_that_others_queue_behind_goes_first() -> None:
     assert launch_early([within]) is None
 
 
+def test_all_ranks_launch_early_what_takes_long_for_the_slowest() -> None:
+    """4 ns are more than 2 % of a step of 100 ns, and not of one of 400."""
+
+    def rank(work_ns: int, flags_ns: int) -> list[Move]:
+        bucket, flags = Launch("b", 1, role="bucket"), Launch("f", flags_ns)
+        return [End(), Mark("forward"), Mark("forward_end"), Work(work_ns), bucket, flags, Wait("f"), End()]
+
+    assert launch_early([rank(100, 4), rank(400, 4)]) is None
+    changed = launch_early([rank(100, 9), rank(400, 9)])
+    assert changed is not None
+    assert spans(changed) == [[100], [400]]
+
+
 def test_a_late_rank_works_as_long_as_the_others() -> None:
     """Their median. Where its moves differ from theirs, by whole steps: its 40 and 2 become 12 and 0."""
     ranks: list[list[Move]] = [[End(), Work(ns), Launch("a", 5), Wait("a"), Work(2), End()] for ns in (10, 40, 12)]
@@ -73,6 +86,14 @@ def test_a_late_rank_works_as_long_as_the_others() -> None:
 
 def test_without_pauses() -> None:
     assert without_pauses([Work(10, 7), End()]) == [Work(3), End()]
+
+
+def test_shorter_work_pauses_and_idles_no_longer_than_it_takes() -> None:
+    pausing: list[Move] = [Launch("a", 1, host_ns=1), Work(10, 10, 10)]
+    assert without_launches(pausing, {"a"}) == [Work(8, 8, 8)]
+    assert without_pauses(without_launches(pausing, {"a"})) == [Work(0)]
+    slow, fast = even_out_work([[End(), Work(90, 80), End()], [End(), Work(10), End()]])
+    assert (slow, fast) == ([End(), Work(50, 50), End()], [End(), Work(50), End()])
 
 
 def test_without_the_hosts_work_of_a_name() -> None:
@@ -230,6 +251,11 @@ def test_collectives_merged_with_their_neighbours() -> None:
     longest = merge_collectives([STEP], lambda _kind, _size: None)
     assert longest is not None
     assert spans(longest) == [[131 - 2 * 7 + 1]]  # of 8 further bytes, which take what the bucket's do
+    alone = [*STEP[:6], *STEP[9:]]
+    sent = [
+        [launch.key for launch in find_launches(each)] for each in merge_collectives([STEP, alone], lambda *_: 8) or ()
+    ]
+    assert sent == [["flags", "metric 0", "metric 2", "w"], ["flags", "metric 2", "w"]], "one rank sends no metric 0"
     apart = [*STEP[:9], Mark("use", "a"), *STEP[9:12], Mark("use", "b"), *STEP[12:]]
     assert merge_collectives([apart], lambda _kind, _size: None) is None
 
@@ -352,3 +378,8 @@ def test_all_ranks_work_as_long_in_each_step_as_in_the_mean() -> None:
     assert even[0] == [Work(5), End(), Work(170, idle_ns=40), *meet, End(), Work(200), End()]
     assert even[1] == [Work(5), End(), Work(130), *meet, End(), Work(200), End()]
     assert (spans(programs), spans(even)) == ([[210, 300], [210, 100]], [[180, 200]] * 2)
+
+
+def test_work_that_no_steps_part_is_as_long_on_all_ranks() -> None:
+    """As of hosts and streams of GPUs."""
+    assert even_out_work([[Work(100)], [Work(300)]]) == [[Work(200)], [Work(200)]]

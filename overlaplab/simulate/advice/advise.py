@@ -27,7 +27,7 @@ from overlaplab.simulate.advice.tried import (
 )
 from overlaplab.simulate.bound import sendable_gradients
 from overlaplab.simulate.buckets.cutting import best_cutting, last_end
-from overlaplab.simulate.buckets.search import BucketsPlayed, Candidate, bucket_search
+from overlaplab.simulate.buckets.search import BucketSearch, BucketsPlayed, Candidate, bucket_search
 from overlaplab.simulate.fill_buckets import cap_ranges, closing_caps
 from overlaplab.simulate.transfers import times_beyond
 from overlaplab.simulate.undisturbed import TIE, mean_step_ns, recorded_spans_ns, undisturbed_steps
@@ -73,27 +73,33 @@ def best_cap_mb(run: Run) -> float | None:
 def can_try_buckets(run: Run) -> bool:
     """Whether other buckets than the recorded ones could be tried at all without extrapolating."""
     search = bucket_search(run)
-    return search is None or search.best_cap is not None
+    return search is None or search.best_cap is not None or any(best for _, _, best in _first_options(run, search))
 
 
-def _search_rows(run: Run) -> Iterator[dict[str, Any]]:
-    """The settings of a run that all-reduces gradients; torch's DDP has no first bucket, but caps for all."""
-    search = bucket_search(run)
-    if search is None or search.best_cap is None:
-        return
+def _first_options(run: Run, search: BucketSearch) -> Iterator[tuple[str, Sequence[Candidate], BucketsPlayed | None]]:
+    """The options of a first bucket: each with what is tried, and the best; torch's DDP has none."""
     traits, manifest = strategy_traits(run.manifest), run.manifest
     cap = manifest.bucket_cap_mb if manifest and traits and traits.buckets else None
     # Not `has_first_bucket`: a strategy without buckets is to become `bucketed`, which has a first one.
     has_first = manifest is not None and manifest.strategy not in (None, "torch-ddp")
-    options: list[tuple[str, Sequence[Candidate], BucketsPlayed | None]] = []
     if has_first and cap is not None:
-        options.append(("first_bucket", search.first_caps(cap), search.best_first_cap(cap)))
-    options.append(("cap", search.caps, search.best_cap))
-    if has_first:
+        yield "first_bucket", search.first_caps(cap), search.best_first_cap(cap)
+    if has_first and search.best_cap is not None:  # none where the first bucket holds all gradients
         others = search.best_cap.caps_mb[-1]
-        options.append(("cap_and_first_bucket", search.first_caps(others), search.best_first_cap(others)))
-    options.append(("buckets", search.lists, search.best_list))
-    for option, tried, best in options:
+        yield "cap_and_first_bucket", search.first_caps(others), search.best_first_cap(others)
+
+
+def _search_rows(run: Run) -> Iterator[dict[str, Any]]:
+    """The settings of a run that all-reduces gradients."""
+    search = bucket_search(run)
+    if search is None or not can_try_buckets(run):
+        return
+    options = [
+        *_first_options(run, search),
+        ("cap", search.caps, search.best_cap),
+        ("buckets", search.lists, search.best_list),
+    ]
+    for option, tried, best in sorted(options, key=lambda each: OPTIONS.index(each[0])):
         for played in search.play_candidates(tried):
             caps: dict[str, Any] = {"caps_mb": played.caps_mb, "least_ns": round(search.least_ns)}
             if option in ("cap", "cap_and_first_bucket"):

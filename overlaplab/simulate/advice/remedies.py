@@ -91,6 +91,8 @@ class PlayedRemedy:
     before_ns: Times
     """How long the steps take without it, of shape (ranks, steps)."""
     after_ns: Times
+    transfers_ns: int = 0
+    """How much the mean step may be off because T of other sizes is."""
 
 
 def remedies(run: Run) -> pd.DataFrame:
@@ -126,8 +128,8 @@ def gains(run: Run) -> pd.DataFrame:
         changed_ns = mean_step_after_ns(run, each.after_ns, into_the_next=name in _INTO_THE_NEXT)
         row: dict[str, Any] = {"remedy": name, "setting": np.nan, "what": None, "half_ns": half_ns} | each.about
         row |= {"gain_ns": round(recorded_ns - changed_ns), "step_ns": round(changed_ns)}
-        if name == "half_the_bytes" and row["half_ns"] is not None:
-            row["half_ns"] = round(hypot(row["half_ns"], transfers_miss_ns(run, [("half-bytes", None)], None)))
+        if row["half_ns"] is not None:
+            row["half_ns"] = round(hypot(row["half_ns"], each.transfers_ns))
         if name == "no_pause" and row["gain_ns"] > _MIN_PAUSE_SHARE * recorded_ns:  # it looks at all events
             row["what"] = pauses_within(run)
         rows.append(row | {"memory_bytes": _more_memory_bytes(run.manifest, name, row["setting"])})
@@ -161,7 +163,8 @@ def _cpu_remedies(run: Run) -> Iterator[PlayedRemedy]:
         for name, about, programs in chain(changed, _other_strategies(run)):
             with suppress(StuckError):
                 after_ns = play(programs).all_spans_ns()
-                yield PlayedRemedy(name=name, about=about, before_ns=before_ns, after_ns=after_ns)
+                miss_ns = transfers_miss_ns(run, [("half-bytes", None)], None) if name == "half_the_bytes" else 0
+                yield PlayedRemedy(name=name, about=about, before_ns=before_ns, after_ns=after_ns, transfers_ns=miss_ns)
         for played in (scattered_caps(run), depths_played(run), units_played(run)):
             if (best := best_setting(run, played)) is not None:
                 yield _setting_remedy(best, before_ns)
@@ -175,8 +178,13 @@ def device_remedies(run: Run) -> Iterator[PlayedRemedy]:
         with suppress(OverlaplabError):  # it does not apply
             prediction = predict_device(run, Setting(edits=(edit,)))
             waits = {"what": longest_wait(run)} if name == "device_waits" else {}
-            before_ns, after_ns = prediction.recorded_ns, prediction.predicted_ns
-            yield PlayedRemedy(name=name, about=about | waits, before_ns=before_ns, after_ns=after_ns)
+            yield PlayedRemedy(
+                name=name,
+                about=about | waits,
+                before_ns=prediction.recorded_ns,
+                after_ns=prediction.predicted_ns,
+                transfers_ns=prediction.transfers_ns,
+            )
     if count_stretches(run) > _MAX_STRETCHES_WITH_SETTINGS:
         return
     if (best := best_setting(run, device_settings(run))) is not None:

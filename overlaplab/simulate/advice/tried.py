@@ -22,7 +22,7 @@ from overlaplab.events import Run, activity, is_on_gpus, once_per_run
 from overlaplab.manifest import strategy_traits
 from overlaplab.simulate.bound import sendable_gradients
 from overlaplab.simulate.buckets.cutting import last_end
-from overlaplab.simulate.fill_buckets import CAP_MB, MIB, CapRange, assign, cap_ranges
+from overlaplab.simulate.fill_buckets import CAP_MB, MIB, CapRange, Name, assign, cap_ranges
 from overlaplab.simulate.gpus.buckets import gradient_sizes, is_of_one_size
 from overlaplab.simulate.gpus.streams import DevicePrograms, device_programs
 from overlaplab.simulate.player import Program, StuckError, find_launches, play
@@ -152,7 +152,7 @@ def scattered_caps(run: Run) -> tuple[SettingPlayed, ...]:
     if set(order) != set(sizes):
         return ()
     played: list[SettingPlayed] = []
-    tried = _spread(list(cap_ranges(order, sizes)))
+    tried = _spread(list(cap_ranges(order, sizes)), _MAX_CAPS)
     for each in tried:
         setting = Setting(bucket_cap_mb=each.cap_mb)
         with suppress(OverlaplabError, StuckError):
@@ -170,12 +170,12 @@ def scattered_caps(run: Run) -> tuple[SettingPlayed, ...]:
     return tuple(played) if len(played) == len(tried) else ()  # else perhaps only the recorded cap could be played
 
 
-def _spread(ranges: Sequence[CapRange[str]]) -> list[CapRange[str]]:
-    """At most `_MAX_CAPS`, smallest and largest cap among them, evenly by the logarithm of their number of buckets."""
-    if len(ranges) <= _MAX_CAPS:
+def _spread(ranges: Sequence[CapRange[Name]], most: int) -> list[CapRange[Name]]:
+    """At most so many, smallest and largest cap among them, evenly by the logarithm of their number of buckets."""
+    if len(ranges) <= most:
         return list(ranges)
     counts = np.log([len(each.buckets) for each in ranges])
-    wanted = np.linspace(counts[0], counts[-1], _MAX_CAPS)
+    wanted = np.linspace(counts[0], counts[-1], most)
     places = {int(np.abs(counts - count).argmin()) for count in wanted}
     return [ranges[place] for place in sorted(places)]
 
@@ -244,7 +244,7 @@ def _favoured_caps(run: Run, sizes: Sequence[int]) -> list[CapRange[int]]:
     window = worst_step(without_busy_steps(run, summary(run)))
     gradients = sendable_gradients(run, window)
     if gradients is None or len(gradients.bytes) != len(sizes):
-        return ranges[:: max(len(ranges) // _MAX_DEVICE_CAPS, 1)][:_MAX_DEVICE_CAPS]
+        return _spread(ranges, _MAX_DEVICE_CAPS)
     filled = [[len(bucket) for bucket in each.buckets] for each in ranges]
     ends = [last_end(gradients.ready_ns, gradients.bytes, counts, gradients.takes) for counts in filled]
     order = sorted(range(len(ranges)), key=lambda place: (ends[place], len(ranges[place].buckets)))

@@ -140,10 +140,12 @@ class BucketSearch:
 
     @cached_property
     def caps(self) -> tuple[Candidate, ...]:
-        """Each range of caps, the smallest caps first; a first bucket that has a cap of its own stays as it is."""
+        """Each range of caps, the smallest caps first; a first bucket that has a cap of its own stays as it is. None
+        where that one holds all gradients.
+        """
         first_mb: tuple[float, ...] = ()
         first: Names = ()
-        if self.cut.first_cap is not None and self.cut.first_cap < sum(self.cut.sizes.values()):
+        if self.cut.first_cap is not None:
             first_mb = (self.cut.first_cap / MIB,)
             first = self.cut.cut(self.cut.first_cap, sum(self.cut.sizes.values()))[:1]
         ranges = cap_ranges(self.cut.order[sum(map(len, first)) :], self.cut.sizes)

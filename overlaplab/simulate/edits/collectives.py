@@ -7,13 +7,25 @@ SyncBatchNorm, the next layer needs.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from dataclasses import replace
-from itertools import chain
+from itertools import chain, groupby
 
 from overlaplab.evidence.purposes import BUFFERS
 from overlaplab.simulate.edits.hosts import mean_work_ns
-from overlaplab.simulate.player import End, Launch, Mark, Move, Program, Wait, Work, change_launches, find_launches
+from overlaplab.simulate.player import (
+    End,
+    Launch,
+    Mark,
+    Move,
+    Program,
+    Wait,
+    Work,
+    change_duration,
+    change_launches,
+    find_launches,
+)
 from overlaplab.words import count, kind_word, size_exact
 
 BARRIER = "barrier"
@@ -36,7 +48,7 @@ def without_launches(program: Program, keys: Collection[Hashable]) -> list[Move]
         elif isinstance(move, Work) and saved_ns:
             less_ns = min(saved_ns, move.ns)
             saved_ns -= less_ns
-            moves.append(Work(move.ns - less_ns, move.paused_ns, move.idle_ns))
+            moves.append(change_duration(move, move.ns - less_ns))
         elif not (isinstance(move, Wait) and move.key in keys):
             moves.append(move)
     return moves
@@ -124,12 +136,18 @@ Takes = Callable[[str, int], int | None]
 
 
 def merge_collectives(programs: Sequence[Program], takes: Takes) -> list[Program] | None:
-    """Other collectives of one kind that follow each other between passes, as one in place of the last; None without.
+    """Other collectives of one kind and the same ranks that follow each other between passes, as one in place of the
+    last; None without.
 
     Where T of so many bytes is unknown, it is the longest of those merged, and for each further byte what those of the
     largest collective of all take.
     """
-    groups = [group for group in _neighbours(programs[0]) if len(group) > 1]
+    ranks: dict[Hashable, list[int]] = defaultdict(list)
+    for rank, program in enumerate(programs):
+        for launch in find_launches(program):
+            ranks[launch.key].append(rank)
+    alike = (groupby(group, lambda launch: ranks[launch.key]) for group in _neighbours(programs[0]))
+    groups = [group for _, launches in chain.from_iterable(alike) if len(group := list(launches)) > 1]
     if not groups:
         return None
     largest = max(find_launches(programs[0]), key=lambda launch: launch.bytes)
@@ -214,25 +232,26 @@ def after_the_update(program: Program) -> set[Hashable]:
 
 
 def launch_early(programs: Sequence[Program]) -> list[list[Move]] | None:
-    """Other collectives between passes that take long, launched when the step begins; None without any."""
+    """Other collectives between passes that take long for the slowest rank, launched when the step begins; None without
+    any.
+    """
+    between = chain.from_iterable(other_collectives(program, between_passes=True) for program in programs)
+    least_ns = _MIN_LONG_SHARE * max(map(mean_work_ns, programs))
+    early = {launch.key for launch in between if launch.transfer_ns > least_ns}
     changed: list[list[Move]] = []
-    moved = 0
     for program in programs:
-        step_ns = mean_work_ns(program)
-        between = {launch.key for launch in other_collectives(program, between_passes=True)}
         moves: list[Move] = []
         begun = 0
         for move in program:
             if isinstance(move, End):
                 begun = len(moves) + 1
-            if isinstance(move, Launch) and move.key in between and move.transfer_ns > _MIN_LONG_SHARE * step_ns:
+            if isinstance(move, Launch) and move.key in early:
                 moves.insert(begun, move)
                 begun += 1
-                moved += 1
             else:
                 moves.append(move)
         changed.append(moves)
-    return changed if moved else None
+    return changed if early else None
 
 
 def _next_but_work(program: Program) -> list[Move | None]:

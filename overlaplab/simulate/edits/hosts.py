@@ -9,7 +9,7 @@ from statistics import median
 import numpy as np
 import numpy.typing as npt
 
-from overlaplab.simulate.player import End, Launch, Mark, Move, Program, Wait, Work
+from overlaplab.simulate.player import End, Launch, Mark, Move, Program, Wait, Work, change_duration
 
 
 def balance_rank(programs: Sequence[Program], late: int) -> list[Program]:
@@ -32,7 +32,8 @@ def even_out_work(programs: Sequence[Program]) -> list[Program]:
     """Every rank computes as long in each step as all do in the mean, as with inputs of equal length."""
     works = np.array([work_by_step(program, idle=False) for program in programs], dtype=np.float64)
     factors = works.mean(axis=0) / np.maximum(works, 1)
-    factors[:, 0] = 1  # before the first step
+    if works.shape[1] > 1:  # hosts and streams of GPUs have no steps
+        factors[:, 0] = 1  # before the first one
     return [_scale_steps(program, by_step, idle=False) for program, by_step in zip(programs, factors, strict=True)]
 
 
@@ -99,7 +100,7 @@ def _scale_steps(program: Program, factors: npt.NDArray[np.float64], *, idle: bo
         if isinstance(move, Work):
             times = (move.ns, move.paused_ns, move.idle_ns) if idle else (move.ns - move.idle_ns, 0, 0)
             scaled = Work(*(int(ns * factors[step]) for ns in times))
-            move = scaled if idle else Work(scaled.ns + move.idle_ns, move.paused_ns, move.idle_ns)
+            move = scaled if idle else change_duration(move, scaled.ns + move.idle_ns)
         moves.append(move)
     return moves
 

@@ -27,10 +27,14 @@ def with_slowdowns(run: Run, edited: DevicePrograms) -> DevicePrograms:
 
     Programs that were not edited return as they are.
     """
-    if edited is device_programs(run) or not any(kernels := _slowed_kernels(run)):
+    if edited is device_programs(run) or not any(recorded := _slowed_kernels(run)):
         return edited
-    took_ns = [{place: kernel.took_ns for place, kernel in rank_kernels.items()} for rank_kernels in kernels]
     notes = [note_places(edited, rank) for rank in range(len(run.traces))]  # in all rounds the same
+    kernels = [
+        {place: _edit_kernel(kernel, edited, *rank_notes["begun", place]) for place, kernel in rank_kernels.items()}
+        for rank_kernels, rank_notes in zip(recorded, notes, strict=True)
+    ]
+    took_ns = [{place: kernel.took_ns for place, kernel in rank_kernels.items()} for rank_kernels in kernels]
     for _ in range(_MAX_ROUNDS):
         played = play(edited.programs)
         played_ns = [_times_beside(_Device(run, notes[rank], played, rank), each) for rank, each in enumerate(kernels)]
@@ -73,6 +77,14 @@ def _kernels(trace: Trace, device: _Device, factors: Mapping[str, float]) -> Ite
             took = device.at_ns("done", place) - device.at_ns("begun", place)
             beside = device.beside_ns(place)
             yield place, _Kernel(factor=factor, took_ns=took, alone_ns=took - beside + beside / factor)
+
+
+def _edit_kernel(kernel: _Kernel, edited: DevicePrograms, program: int, number: int) -> _Kernel:
+    """The kernel, longer or shorter by as much as an edit made its work, which follows its note `begun`."""
+    move = edited.programs[program][number + 1]
+    if not isinstance(move, Work) or move.ns == kernel.took_ns:
+        return kernel
+    return replace(kernel, took_ns=move.ns, alone_ns=kernel.alone_ns * move.ns / max(kernel.took_ns, 1))
 
 
 class _Device:

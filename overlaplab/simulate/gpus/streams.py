@@ -6,6 +6,7 @@ makes it.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -140,11 +141,11 @@ class _RankPrograms:
         self._row_of, self._purposes = recorded_of_events(trace), purposes(trace)
         self._recorded = recorded_collectives(trace)
         self._paused_ns = length_before(host_pauses(trace))
+        self._called = sorted((event.called_ns, place) for place, event in enumerate(self._events))
         self._moved = {
-            place: (move, move.at_ns + event.called_ns - move.start_ns)
+            place: (move, move.at_ns + at_ns - move.start_ns)
             for move in edit.moved
-            for place, event in enumerate(self._events)
-            if move.start_ns <= event.called_ns <= move.end_ns
+            for at_ns, place in self._called_within(move)
         }
         delays_ns = [
             event.start_ns - event.called_ns
@@ -202,12 +203,17 @@ class _RankPrograms:
     def _launches(self, moved: Moved) -> Iterator[Move]:
         """What the host does in a range that it comes to at another time."""
         now = moved.start_ns
-        places = [place for place, (event, _) in self._moved.items() if event is moved]
-        for place in sorted(places, key=lambda place: self._events[place].called_ns):
-            yield Work(self._events[place].called_ns - now)
-            yield Note(self._key("launched", place))
-            now = self._events[place].called_ns
+        for at_ns, place in self._called_within(moved):
+            if self._moved[place][0] is moved:
+                yield Work(at_ns - now)
+                yield Note(self._key("launched", place))
+                now = at_ns
         yield Work(moved.end_ns - now)
+
+    def _called_within(self, moved: Moved) -> list[tuple[int, int]]:
+        """When the events that the host launches in a range are called, and their places, in order."""
+        begin, end = bisect_left(self._called, (moved.start_ns, 0)), bisect_left(self._called, (moved.end_ns + 1, 0))
+        return self._called[begin:end]
 
     def streams(self) -> Iterator[list[Move]]:
         for stream in dict.fromkeys(event.stream for event in self._events):

@@ -41,6 +41,7 @@ from overlaplab.simulate.predictions.answer import SettingPrediction, lane_table
 from overlaplab.simulate.predictions.trace_event import COMPUTES, LINK, Event
 from overlaplab.simulate.programs.edits import apply_device_edits
 from overlaplab.simulate.programs.setting import Setting
+from overlaplab.simulate.programs.uncertainty import have_one_size
 from overlaplab.simulate.undisturbed import mean_step_ns
 from overlaplab.vocabulary import PREDICTED, label_fields, label_text
 from overlaplab.words import count
@@ -72,9 +73,9 @@ def predict_device(run: Run, setting: Setting) -> DevicePrediction:
     link = _setting_link(run, setting)
     cut = _recut(run, setting, fitted=link is None)
     changed = (edited_programs(run, cut.edits) if cut.edits else None) or programs
-    if link is not None:
-        changed = replace(changed, programs=tuple(_retime_programs(run, changed, link, setting.ranks)))
     changed = apply_device_edits(run, changed, setting.edits)
+    if link is not None:  # last: an edit halves what a collective took as it was recorded
+        changed = replace(changed, programs=tuple(_retime_programs(run, changed, link, setting.ranks)))
     after = play_or_refuse(run, changed.programs)
     if (beside := with_slowdowns(run, changed)) is not changed:
         changed, after = beside, play_or_refuse(run, beside.programs)
@@ -86,7 +87,8 @@ def predict_device(run: Run, setting: Setting) -> DevicePrediction:
         programs=(programs.programs, changed.programs),
         recorded_ns=recorded_ns,
         predicted_ns=predicted_ns,
-        transfers_ns=_doubt_ns(run, changed, predicted_ns, cut.doubt_ns),
+        transfers_ns=_doubt_ns(run, changed, predicted_ns, cut.doubt_ns)
+        + _halving_gains_ns(run, setting, predicted_ns),
         played=after,
         changed=changed,
         cut=cut,
@@ -204,6 +206,16 @@ def _doubt_ns(run: Run, programs: DevicePrograms, spans_ns: NDArray[np.int64], d
         other = replace(programs, programs=tuple(change_launches(program, shift) for program in programs.programs))
         means.append(mean_step_ns(run, _spans(other, play_or_refuse(run, other.programs))))
     return round(max(abs(mean - means[0]) for mean in means))
+
+
+def _halving_gains_ns(run: Run, setting: Setting, spans_ns: NDArray[np.int64]) -> int:
+    """What half the bytes gains where no link is known and collectives are of one size: T may not depend on it."""
+    link = setting.link or (run.manifest.link if run.manifest else None)
+    others = tuple(edit for edit in setting.edits if edit != ("half-bytes", None))
+    launches = find_launches(chain.from_iterable(require_device(run).programs))
+    if link is not None or others == setting.edits or not have_one_size(each for each in launches if each.bytes):
+        return 0
+    return round(abs(predict_device(run, replace(setting, edits=others)).mean_ns - mean_step_ns(run, spans_ns)))
 
 
 def _retime_programs(run: Run, programs: DevicePrograms, link: Link, ranks: int | None) -> Iterator[tuple[Move, ...]]:

@@ -17,7 +17,7 @@ from overlaplab.evidence.waits import numbered_arrivals
 from overlaplab.folders import run_folders
 from overlaplab.load.run_folder import load_manifest
 from overlaplab.manifest import Manifest
-from overlaplab.simulate.fill_buckets import MIB
+from overlaplab.simulate.fill_buckets import CAP_MB
 from overlaplab.simulate.player import Launch, Program
 from overlaplab.simulate.predictions.cpu_answers import RankPrediction, predict_ranks
 from overlaplab.simulate.predictions.device import DevicePrediction, device_manifest, predict_device
@@ -94,9 +94,11 @@ def _gpu_recording(played: DevicePrediction) -> tuple[dict[str, Any], list[list[
     run, manifest, setting = played.run, played.manifest, played.setting
     fields: dict[str, Any] = {"format_version": 1, "world_size": manifest.world_size}
     fields |= {key: value for key, value in manifest.raw.items() if key not in _OF_A_RECORDING}
-    if setting.bucket_cap_mb is not None:
+    if caps := _asked_caps(setting):
         fields.pop("buckets", None)
-        fields["bucket_cap_mb"] = setting.bucket_cap_mb
+    if setting.prefetch is not None:
+        fields["prefetch"] = setting.prefetch
+    fields |= caps
     world = setting.ranks or manifest.world_size
     if setting.ranks:
         fields |= {"world_size": world, "phantom_ranks": [*range(len(run.traces), world)], "mesh": _only_dp(world)}
@@ -150,24 +152,32 @@ def _manifest(run: Run, setting: Setting, program: Program) -> dict[str, Any]:
         link = setting.link or run.manifest.link
         raw["pipeline"] = asdict(changed_pipeline(run, recorded_pipeline, setting))
         return raw | {"link": asdict(link) if link else None}
-    if not run.manifest.axes.is_one_axis or run.manifest.strategy is None:  # nothing but its link is predicted
-        return raw | ({"link": asdict(setting.link)} if setting.link else {})
+    if not run.manifest.axes.is_one_axis or run.manifest.strategy is None:  # nothing but link and caps is predicted
+        return raw | _asked_caps(setting) | ({"link": asdict(setting.link)} if setting.link else {})
     options = strategy_options(run, run.manifest, setting)
     traits = TRAITS.get(options.strategy)
     raw |= {"strategy": options.strategy, "world_size": options.ranks, "accumulate": options.accumulate}
     raw |= {"buckets": _buckets(program)}
     if options.strategy != run.manifest.strategy and traits is not None:
         raw["traits"] = asdict(traits)
-    if setting.bucket_cap_mb is not None or options.strategy != run.manifest.strategy:
-        raw["bucket_cap_mb"] = options.caps[-1] / MIB if options.caps else None
-    if setting.first_bucket_mb is not None:
-        raw["first_bucket_mb"] = setting.first_bucket_mb
+    if options.strategy != run.manifest.strategy:
+        raw["bucket_cap_mb"] = (run.manifest.bucket_cap_mb or CAP_MB) if options.caps else None
+    raw |= _asked_caps(setting)
     if traits is not None:
         raw["prefetch"] = options.prefetch if traits.gathers == "units" else None
     if "mesh" in raw:
         raw["mesh"] = _only_dp(options.ranks)
     link = setting.link or run.manifest.link
     return raw | {"link": asdict(replace(link, world_size=options.ranks)) if link else None}
+
+
+def _asked_caps(setting: Setting) -> dict[str, float | None]:
+    """The cap and the first bucket's that a setting asks for, if any; None of a list that has more."""
+    if (caps := setting.caps_mb) is not None:
+        cap, first = caps[-1] if len(caps) < 3 else None, caps[0] if len(caps) == 2 else None
+        return {"bucket_cap_mb": cap, "first_bucket_mb": first}
+    changed = {"bucket_cap_mb": setting.bucket_cap_mb, "first_bucket_mb": setting.first_bucket_mb}
+    return {name: cap for name, cap in changed.items() if cap is not None}
 
 
 def _only_dp(ranks: int) -> dict[str, int | None]:

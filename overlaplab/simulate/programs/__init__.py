@@ -24,7 +24,7 @@ from overlaplab.simulate.programs.buckets import find_recutting, recuttings
 from overlaplab.simulate.programs.edits import apply_edits
 from overlaplab.simulate.programs.model import RecordedModel
 from overlaplab.simulate.programs.models import find_models
-from overlaplab.simulate.programs.options import Options, strategy_options
+from overlaplab.simulate.programs.options import Options, require_one_kind_of_caps, strategy_options
 from overlaplab.simulate.programs.partitioned import Zero1, Zero2
 from overlaplab.simulate.programs.pipelined import is_pipelined, pipeline_programs
 from overlaplab.simulate.programs.profile import Profile, StepProfile, median_rank, work_profile
@@ -137,6 +137,7 @@ def _unedited_programs(run: Run, setting: Setting) -> Programs:
 
 def _unnamed_programs(run: Run, setting: Setting, manifest: Manifest, programs: Programs) -> Programs:
     """The recorded moves, of which the link can be another one, and where traces tell of DDP's buckets their caps."""
+    require_one_kind_of_caps(run, setting)
     caps_mb = setting.caps_mb or ((setting.bucket_cap_mb,) if setting.bucket_cap_mb is not None else ())
     cut = find_recutting(run) if caps_mb else None
     if cut is not None and all(0 < cap < inf for cap in caps_mb):

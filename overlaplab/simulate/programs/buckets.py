@@ -83,8 +83,12 @@ class Recutting:
         arrived = _arrived_gradients(self.recorded)
         if self.buckets is None or self.ddp_cap is None or set(arrived) != set(self.sizes):
             return None
-        buckets = tuple(map(tuple, assign(arrived, self.sizes, [min(self.ddp_cap, MIB), self.ddp_cap])))
-        return None if [set(names) for names in buckets] == [set(names) for names in self.buckets] else buckets
+        cap = self.ddp_cap
+        small, alike = (assign(arrived, self.sizes, [first, cap]) for first in (min(cap, MIB), cap))
+        if [set(names) for names in self.buckets] in ([set(names) for names in cut] for cut in (small, alike)):
+            return None
+        # A first bucket is as large as a cap that is asked for; of the default it is not known whether it was.
+        return tuple(map(tuple, small if cap == CAP_MB * MIB else alike))
 
     def with_programs(self, run: Run, programs: Sequence[Program], link: Link | None) -> Recutting:
         """The same of these programs, and behind this link where one is given."""

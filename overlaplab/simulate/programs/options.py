@@ -72,6 +72,12 @@ def _clips(manifest: Manifest | None) -> bool:
     return manifest is not None and "--clip-norm" in str(manifest.raw.get("command"))
 
 
+def require_one_kind_of_caps(run: Run, setting: Setting) -> None:
+    """Raises `OverlaplabError` where one cap is asked for beside a list of caps."""
+    if setting.caps_mb is not None and (setting.bucket_cap_mb, setting.first_bucket_mb) != (None, None):
+        raise refusal(run, "a list of caps leaves no room for another cap", "Name either the list or the cap")
+
+
 def _check_setting(run: Run, setting: Setting, strategy: str, traits: Traits) -> None:
     def refuse(problem: str) -> None:
         raise refusal(run, f"{strategy} {problem}")
@@ -89,6 +95,7 @@ def _check_setting(run: Run, setting: Setting, strategy: str, traits: Traits) ->
     caps = (setting.bucket_cap_mb, setting.first_bucket_mb, setting.caps_mb)
     if not traits.buckets and any(cap is not None for cap in caps):
         refuse("sends no buckets: it has no cap")
+    require_one_kind_of_caps(run, setting)
     if traits.buckets and setting.first_bucket_mb is not None and not has_first_bucket(strategy, traits):
         refuse("has no option for its first bucket")
     if traits.gathers != "units" and setting.prefetch is not None:

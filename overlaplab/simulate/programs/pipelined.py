@@ -53,6 +53,9 @@ def require_change(run: Run, setting: Setting) -> tuple[Pipeline, tuple[int, ...
     assert recorded_pipeline is not None
     _require(run, run.manifest, setting)
     recorded = recorded_shapes(run)
+    if setting.link is not None and recorded[0][0].link is None:
+        what = "how long its messages take behind another link is not known"
+        raise refusal(run, what, "Record it behind an emulated link (--link 1Gbps,200us)")
     pipeline = changed_pipeline(run, recorded_pipeline, setting)
     layers = _layers(pipeline)
     if layers == _layers(recorded_pipeline):
@@ -87,7 +90,8 @@ def changed_pipeline(run: Run, recorded_pipeline: Pipeline, setting: Setting) ->
     units = [unit for stage in recorded_pipeline.stages for unit in stage.units]
     layers = [unit for unit in units if is_layer(unit)]
     if not layers:
-        if setting.stages or PER_RANK[schedule] * ranks != len(recorded_pipeline.stages):
+        keeps = schedule == recorded_pipeline.schedule or PER_RANK[schedule] * ranks == len(recorded_pipeline.stages)
+        if setting.stages or not keeps:
             raise refusal(run, "no run.json names the layers of its stages, which would be shared out otherwise")
         return replace(recorded_pipeline, schedule=schedule, microbatches=microbatches)
     counts = setting.stages or _counts(run, recorded_pipeline, schedule, ranks, len(layers))

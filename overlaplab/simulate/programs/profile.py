@@ -7,11 +7,22 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from statistics import fmean, median_low
 
 from overlaplab.simulate.displaced import Displaced, without_displaced
-from overlaplab.simulate.player import End, Launch, Mark, Move, Program, Wait, Work, find_launches, split_steps
+from overlaplab.simulate.player import (
+    End,
+    Launch,
+    Mark,
+    Move,
+    Program,
+    Wait,
+    Work,
+    change_duration,
+    find_launches,
+    split_steps,
+)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -105,13 +116,13 @@ def _without_launches(program: Program, host_ns: int) -> list[Move]:
             case Work():
                 less_ns = min(due_ns, move.ns)
                 due_ns -= less_ns
-                moves.append(replace(move, ns=move.ns - less_ns))
+                moves.append(change_duration(move, move.ns - less_ns))
             case Launch():
                 cost_ns = move.host_ns or host_ns
                 before = moves[-1] if moves else None
                 less_ns = min(cost_ns, before.ns) if isinstance(before, Work) else 0
                 if isinstance(before, Work):
-                    moves[-1] = replace(before, ns=before.ns - less_ns)
+                    moves[-1] = change_duration(before, before.ns - less_ns)
                 due_ns += 2 * cost_ns - less_ns
                 last = move.key, cost_ns
             case Wait(key) if key == last[0]:

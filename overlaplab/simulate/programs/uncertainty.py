@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 
 from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run, once_per_run
 from overlaplab.manifest import Link
-from overlaplab.simulate.player import StuckError, find_launches, play
+from overlaplab.simulate.player import Launch, StuckError, find_launches, play
 from overlaplab.simulate.programs.edits import EditChoice, Programs, apply_edits
 from overlaplab.simulate.programs.larger_units import join_units
 from overlaplab.simulate.recorded import plain_programs
@@ -38,12 +38,17 @@ def _halving_gains_ns(run: Run) -> int:
     """What half the bytes gains where collectives are of one size: their T may not depend on it. Else 0."""
     recorded = plain_programs(run)
     launches = [launch for program in recorded.programs for launch in find_launches(program)] if recorded else []
-    sent = {(launch.kind, launch.bytes) for launch in launches if launch.role}
-    if recorded is None or len(sent) > len({kind for kind, _ in sent}):
+    if recorded is None or not have_one_size(launch for launch in launches if launch.role):
         return 0
     with suppress(OverlaplabError):  # T is not known at all
         return _apart_ns(run, recorded.programs, apply_edits(run, recorded.programs, [("half-bytes", None)], None))
     return 0
+
+
+def have_one_size(launches: Iterable[Launch]) -> bool:
+    """Whether collectives of the same kind are all of one size, so that their T may be latency alone."""
+    sent = {(launch.kind, launch.bytes) for launch in launches}
+    return len(sent) == len({kind for kind, _ in sent})
 
 
 def _apart_ns(run: Run, first: Programs | None, other: Programs | None) -> int:

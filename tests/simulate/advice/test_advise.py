@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
@@ -51,6 +52,22 @@ def test_the_best_cap_alone_is_that_of_the_table(name: str) -> None:
     table = advise(run)
     best = table.loc[(table["option"] == "cap") & table["best"] & table["replayed"], "bucket_cap_mb"].tolist()
     assert [best_cap_mb(run)] == (best or [None])
+
+
+@pytest.mark.parametrize("first_mb", [1000, "nearly all"])
+def test_where_the_first_bucket_holds_everything_a_smaller_one_is_advised(first_mb: Any) -> None:
+    """No other cap changes anything then."""
+    run = sample_run("bucketed")
+    cut = find_recutting(run)
+    assert cut is not None
+    assert run.manifest is not None
+    if first_mb == "nearly all":  # closes with the last gradient
+        first_mb = (sum(cut.sizes.values()) - 1) / (1 << 20)
+    held = replace(run, manifest=replace(run.manifest, raw=dict(run.manifest.raw) | {"first_bucket_mb": first_mb}))
+    table = advise(held)
+    assert can_try_buckets(held)
+    assert set(table["option"]) == {"first_bucket", "buckets"}
+    assert table[table["best"]]["first_bucket_mb"].min() < 4
 
 
 def test_a_list_of_caps_gives_its_buckets() -> None:

@@ -89,6 +89,14 @@ def test_what_would_take_long_is_not_played(tmp_path: Path, monkeypatch: pytest.
     assert not advise(large)["replayed"].any()
 
 
+def test_without_a_bound_caps_of_all_sizes_are_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From a bucket for each of six gradients to one for all."""
+    monkeypatch.setattr(tried, "sendable_gradients", lambda *_: None)
+    monkeypatch.setattr(tried, "_MAX_DEVICE_CAPS", 3)
+    counts = [len(each.sizes) for each in device_settings(made(tmp_path, 4.0))]
+    assert (counts[0], counts[-1], len(counts)) == (6, 1, 3)
+
+
 def test_runs_on_cpus_are_no_devices() -> None:
     assert device_settings(sample_run("sweep/cap-1")) == ()
     assert [*device_remedies(sample_run("sweep/cap-1"))] == []

@@ -18,6 +18,7 @@ import overlaplab
 from overlaplab import OverlaplabError, Run
 from overlaplab.analyses import slowdowns
 from overlaplab.evidence.dependencies import longest_wait
+from overlaplab.manifest import Link
 from overlaplab.sections.run_tables import RunTables
 from overlaplab.simulate import gains
 from overlaplab.simulate.advice.tried import replayed_spans_ns
@@ -161,6 +162,43 @@ def test_other_buckets_and_fewer_passes_are_not_played_together(tmp_path: Path) 
     run = run_of(tmp_path, *ranks, backend="nccl")
     with pytest.raises(OverlaplabError, match="with other buckets, fewer passes that send are not played"):
         predict_device(run, Setting(bucket_cap_mb=4.0, edits=(("last-pass", None),)))
+
+
+def test_half_the_bytes_behind_another_link(tmp_path: Path) -> None:
+    """Its T is that of the asked link alone: 20 µs and 1 µs for each 100,000 bytes."""
+    run = run_of(tmp_path / "recorded", *ddp_ranks([2 * MIB]), backend="nccl")
+    halved = ddp_ranks([2 * MIB], transfer=lambda num_bytes: 20 + num_bytes // 200_000)
+    truth = recorded_spans_ns(run_of(tmp_path / "halved", *halved, backend="nccl"))
+    link = Link(emulated=True, bandwidth_gbps=800.0, latency_us=10.0, world_size=2)
+    found = predict_device(run, Setting(link=link, edits=(("half-bytes", None),)))
+    assert found.predicted_ns.tolist() == truth.tolist()
+
+
+def test_half_the_bytes_of_one_size_may_gain_nothing(tmp_path: Path) -> None:
+    """Without a link, as their T may be latency alone."""
+    one_size, two_sizes = (run_of(tmp_path / str(cap), *ddp_ranks([cap * MIB]), backend="nccl") for cap in (1000, 2))
+    halved = Setting(edits=(("half-bytes", None),))
+    gain_ns, half_ns = gains(one_size).set_index("remedy").loc["half_the_bytes", ["gain_ns", "half_ns"]]
+    assert 0 < gain_ns == predict_device(one_size, halved).transfers_ns < half_ns
+    assert predict_device(two_sizes, halved).transfers_ns == 0
+    link = Link(emulated=True, bandwidth_gbps=800.0, latency_us=10.0, world_size=2)
+    assert predict_device(one_size, replace(halved, link=link)).transfers_ns == 0
+
+
+@pytest.mark.parametrize(("edit", "value", "even_us"), [("balance", "1", 200), ("even-work", None, 260)])
+def test_slowed_kernels_are_as_long_as_an_edit_makes_them(
+    tmp_path: Path, edit: str, value: str | None, even_us: int
+) -> None:
+    """The first rank's recorded ones are slowed down while it waits for the second, so that not all of it is gained."""
+    how: dict[str, Any] = {"slowdown": 1, "steps": 8, "at_once": 2}
+    uneven, even = (
+        run_of(tmp_path / str(each), *ddp_ranks([2 * MIB], backward_us=each, **how), backend="nccl")
+        for each in ((200, 320), (even_us, even_us))
+    )
+    assert slowdowns(uneven)["slowdown"].max() > 0
+    recorded_us, truth_us = (recorded_spans_ns(each).mean() / 1000 for each in (uneven, even))
+    found_us = sum(chain(*played_us(uneven, edit, value))) / 16
+    assert 0.6 < (recorded_us - found_us) / (recorded_us - truth_us) < 1
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ from made.traces import event, run_of
 
 from overlaplab import OverlaplabError, Run, schedule, summary
 from overlaplab.simulate.predictions.device import predict_device
+from overlaplab.simulate.predictions.predict import predict
 from overlaplab.simulate.programs.setting import Setting
 
 Make = Callable[[int, int], Run]
@@ -49,6 +50,7 @@ def test_the_depth_matters_where_the_host_is_slow(made: Make) -> None:
     """Of the gathers of 140 µs, one remains exposed where none is launched ahead."""
     late, ahead = (spans(made(depth, 450))[0][0] for depth in (0, 1))
     assert late - ahead > 100_000
+    assert predict(made(0, 450), Setting(prefetch=1)).manifest["prefetch"] == 1
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -10,6 +11,7 @@ from urllib.parse import unquote
 
 import pytest
 from ranks.warm_ranks import run_warm
+from samples import sample_run
 
 import overlaplab
 from overlaplab.analyses import pipeline
@@ -17,11 +19,12 @@ from overlaplab.costs import link_attained
 from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run, step_windows
 from overlaplab.evidence.labels import engine_labels
-from overlaplab.manifest import Link
+from overlaplab.manifest import Link, Pipeline, Stage
 from overlaplab.report.predicted_run import write_run
 from overlaplab.simulate.player import Launch, Mark, Program, play
 from overlaplab.simulate.predictions.predict import predict
 from overlaplab.simulate.programs import all_programs
+from overlaplab.simulate.programs.pipelined import changed_pipeline
 from overlaplab.simulate.programs.setting import Setting
 
 COMMON = (
@@ -159,6 +162,24 @@ def test_what_cannot_be_is_one_line(setting: Setting, said: str, recorded: dict[
         predict(recorded[SETTINGS[0]], setting)
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_another_link_is_refused_where_none_was_recorded() -> None:
+    run = sample_run(Path(__file__).parents[2] / "situations" / "recorded" / "few-microbatches")
+    link = Link(emulated=True, bandwidth_gbps=10.0, latency_us=50.0, world_size=4)
+    with pytest.raises(OverlaplabError, match="how long its messages take behind another link is not known"):
+        all_programs(run, Setting(microbatches=8, link=link))
+
+
+def test_unlabelled_stages_stay_where_the_schedule_does() -> None:
+    """Three on each of two ranks."""
+    run = overlaplab.Run(path="here", manifest=None, traces=(), warnings=())
+    stages = tuple(Stage(rank=rank, units=()) for rank in (0, 1) * 3)
+    plan = Pipeline(schedule="interleaved-1f1b", microbatches=2, stages=stages)
+    assert changed_pipeline(run, plan, Setting(microbatches=4)) == replace(plan, microbatches=4)
+    for setting in (Setting(schedule="zbv"), Setting(stages=(1,) * 6)):
+        with pytest.raises(OverlaplabError, match="names the layers of its stages, which would be shared out"):
+            changed_pipeline(run, plan, setting)
 
 
 def test_the_command_writes_the_predicted_run(command: Any, recorded: dict[Setting, Run], tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from overlaplab.manifest import Link, Manifest, Parameter
 from overlaplab.simulate.player import End, Launch, Mark, Move, Program, Wait, Work, find_launches, play
 from overlaplab.simulate.predictions.predict import predict
 from overlaplab.simulate.programs import all_programs, made_programs
+from overlaplab.simulate.programs.buckets import find_recutting
 from overlaplab.simulate.programs.model import RecordedModel, owned_elements
 from overlaplab.simulate.programs.options import strategy_options
 from overlaplab.simulate.programs.profile import work_profile
@@ -29,6 +30,7 @@ from overlaplab.simulate.programs.setting import Setting
 from overlaplab.simulate.recorded import recorded_programs
 
 MIB = 1 << 20
+RECORDED = Path(__file__).parents[2] / "situations" / "recorded"
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +54,7 @@ def test_without_changes_it_is_the_recorded_run(bucketed: overlaplab.Run) -> Non
 
 def test_an_fsdp2_root_without_parameters_is_neither_gathered_nor_scattered() -> None:
     """All parameters of this loop's model lie in its layers."""
-    run = overlaplab.load_run(Path(__file__).parents[2] / "situations" / "recorded" / "04-dataloader-of-one-rank")
+    run = overlaplab.load_run(RECORDED / "04-dataloader-of-one-rank")
     link = Link(emulated=True, bandwidth_gbps=1, latency_us=500, world_size=2)
     launched = launches(all_programs(run, Setting(strategy="torch-fsdp2", link=link))[0])
     moved = {
@@ -98,11 +100,45 @@ def test_an_edit_of_buckets_takes_the_link_and_ranks_that_are_asked_for(
     cap = predict(bucketed, Setting(bucket_cap_mb=1.0, **others))
     edit = ("model-cap", "the model with embedding.tokens.weight:1")
     assert predict(bucketed, Setting(edits=(edit,), **others)).step_ns == cap.step_ns
-    ddp = sample_run("torch-ddp")
     with pytest.raises(OverlaplabError, match="its buckets are no longer as recorded"):
-        predict(ddp, Setting(edits=(("half-bytes", None), ("arrival-order", None)), **others))
-    slow = predict(ddp, Setting(edits=(("arrival-order", None),), **others)).step_ns
-    assert slow == pytest.approx(predict(ddp, Setting(**others)).step_ns, rel=0.05)
+        predict(bucketed, Setting(edits=(("half-bytes", None), edit), **others))
+    ddp = overlaplab.load_run(RECORDED / "registration-order")
+    slow = Link(emulated=True, bandwidth_gbps=0.05, latency_us=1000.0, world_size=2)
+    behind: dict[str, Any] = others | {"link": slow}
+    by_arrival, by_arrival_behind = (
+        predict(ddp, Setting(edits=(("arrival-order", None),), **each)).step_ns for each in ({}, behind)
+    )
+    assert by_arrival < by_arrival_behind < predict(ddp, Setting(**behind)).step_ns
+
+
+@pytest.mark.parametrize(
+    ("setting", "caps"),
+    [
+        (Setting(bucket_cap_mb=0.1), (0.1, None)),
+        (Setting(bucket_cap_mb=4.0, first_bucket_mb=0.1), (4.0, 0.1)),
+        (Setting(caps_mb=(0.1, 4.0)), (4.0, 0.1)),
+        (Setting(caps_mb=(4.0, 2.0, 1.0)), (None, None)),
+        (Setting(strategy="torch-ddp"), (4.0, None)),
+        (Setting(strategy="naive"), (None, None)),
+    ],
+)
+def test_the_predicted_run_json_names_the_caps(
+    bucketed: overlaplab.Run, setting: Setting, caps: tuple[float | None, float | None]
+) -> None:
+    fields = predict(bucketed, setting).manifest
+    assert (fields["bucket_cap_mb"], fields["first_bucket_mb"]) == caps
+
+
+def test_ddps_first_bucket_is_as_large_as_a_cap_that_is_asked_for() -> None:
+    """The sample's buckets of 4 MiB are in order of arrival."""
+    cut = find_recutting(sample_run("torch-ddp"))
+    assert cut is not None
+    assert cut.buckets is not None
+    assert cut.cut_by_arrival() is None
+    unlike = replace(cut, buckets=cut.cut(4 * MIB)[::-1])
+    assert [set(names) for names in unlike.cut_by_arrival() or ()] == [set(names) for names in cut.buckets]
+    default = replace(unlike, ddp_cap=25 * MIB)
+    assert [set(names) for names in default.cut_by_arrival() or ()] == [set(names) for names in cut.cut(MIB, 25 * MIB)]
 
 
 def test_hops_keep_what_each_took_beyond_the_formula() -> None:
@@ -224,6 +260,12 @@ def test_a_launch_that_is_waited_for_at_once_costs_half() -> None:
     assert step.passes == [[Mark("forward", "0"), Work(6), Work(0), Work(9)]]
 
 
+def test_the_work_of_a_profile_pauses_no_longer_than_it_takes() -> None:
+    moves = [End(), Mark("forward"), Work(9, 9, 9), Launch("a", 1, host_ns=2), Work(8, 8, 8), Wait("a"), End()]
+    (step,) = work_profile([moves], nothing, sharded=False).ranks[0]
+    assert step.passes == [[Mark("forward"), Work(7, 7, 7), Work(6, 6, 6)]]
+
+
 def test_a_profile_is_without_what_collectives_displaced() -> None:
     """T is 30, of which 10 are displaced: a third of 6 until the wait, and nothing after it."""
     launch = Launch("a", 30, displaced_ns=10)
@@ -286,6 +328,8 @@ def test_caps_are_those_given_or_recorded_or_ddps_own(bucketed: overlaplab.Run) 
         ("bucketed", Setting(prefetch=2), "bucketed gathers no units ahead"),
         ("naive", Setting(bucket_cap_mb=2), "naive sends no buckets"),
         ("torch-ddp", Setting(first_bucket_mb=2), "torch-ddp has no option for its first bucket"),
+        ("bucketed", Setting(caps_mb=(4, 1), bucket_cap_mb=2), "a list of caps leaves no room for another cap"),
+        ("bucketed", Setting(caps_mb=(4, 1), first_bucket_mb=2), "a list of caps leaves no room for another cap"),
         ("bucketed", Setting(accumulate=0), "accumulate must be above 0, not 0"),
         ("bucketed", Setting(ranks=65), "no more than 64 ranks"),
         ("bucketed", Setting(strategy="zero3"), "where units' passes begin and end. Record it anew"),
@@ -295,6 +339,7 @@ def test_caps_are_those_given_or_recorded_or_ddps_own(bucketed: overlaplab.Run) 
         ("parameter-server", Setting(), "its workers do not wait for each other, which is not predicted. Predict from"),
         ("torch-ddp-gloo", Setting(strategy="bucketed"), "how long its all_reduce of other sizes take is not known"),
         ("ddp-lessons/one-order", Setting(bucket_cap_mb=1), "predict takes --edit of it"),
+        ("ddp-lessons/one-order", Setting(caps_mb=(4, 1), bucket_cap_mb=2), "a list of caps leaves no room"),
     ],
 )
 def test_what_cannot_be_told_is_one_line(sample: str, setting: Setting, words: str) -> None:
