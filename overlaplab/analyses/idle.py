@@ -159,4 +159,4 @@ def _first_launch(trace: Trace, at_ns: NDArray[np.int64], counts: NDArray[np.boo
     called = np.where(calls >= 0, times[calls], UNKNOWN_NS)
     order = np.lexsort((called, times[rows]))
     place = np.searchsorted(times[rows][order], at_ns, side="left")
-    return np.asarray(called[order][place], dtype=np.int64)
+    return np.asarray(np.append(called[order], UNKNOWN_NS)[place], dtype=np.int64)

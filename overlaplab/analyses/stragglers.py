@@ -29,6 +29,8 @@ _COLUMNS = {
 def stragglers(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
     """One row per rank that took part in a collective whose waits are known; the most expensive first.
 
+    A collective's waits are known if that of a rank other than the last is, as of a reduce the root's.
+
     Columns: `rank` (Int64), `collectives` (those it took part in whose waits are known), `last` (in how many of them it
     arrived last, by more than the clocks may differ), `late_median_ns` and `late_max_ns` (Int64: how much later than
     the median arrival of the others, in those; null if it was never last), `cost_ns` (the sum of all others' waits for
@@ -45,11 +47,12 @@ def stragglers(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
 
 def stragglers_of(table: pd.DataFrame) -> pd.DataFrame:
     """`stragglers` from rows of `collectives`."""
-    with_waits = table[table["wait_ns"].notna() & table["skew_ns"].notna()]
-    with_waits = with_waits.assign(latest_ns=with_waits.groupby("index")["arrived_ns"].transform("max"))
-    late = with_waits[~with_waits["within_clock_error"].astype(bool)]
+    waits_known = table["wait_ns"].notna() & (table["rank"] != table["last_rank"])
+    arrived = table[table["skew_ns"].notna() & table["index"].isin(table.loc[waits_known, "index"])]
+    arrived = arrived.assign(latest_ns=arrived.groupby("index")["arrived_ns"].transform("max"))
+    late = arrived[~arrived["within_clock_error"].astype(bool)]
     rows = []
-    for rank, count in with_waits.groupby("rank")["index"].nunique().items():
+    for rank, count in arrived.groupby("rank")["index"].nunique().items():
         last = late[late["last_rank"] == rank]
         others = last[last["rank"] != rank]
         arrivals = others.groupby("index")["arrived_ns"]

@@ -12,6 +12,7 @@ import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from made.gloo import launched_by_gloo
 from made.ranks import carried, group, groups_of
 from made.traces import event, gloo, launched, op, run_of, step
 from samples import TRACES, cpu_samples, gpu_samples, sample_run
@@ -96,15 +97,6 @@ def test_on_an_emulated_link_all_wait_for_the_last(tmp_path: Path, kind: str) ->
     assert table["transfer_ns"].tolist() == [40_000] * 2
     assert table["last_rank"].tolist() == [1, 1]
     assert not table["bus_is_lower_bound"].any()
-
-
-def launched_by_gloo(kind: str, root: int | None, start: float, end: float) -> list[dict[str, Any]]:
-    """A collective of plain gloo, whose operator names the root's place in the group, if known."""
-    shapes = {"Input Dims": [[[2]], [], [], []], "Input type": ["TensorList", "", "Scalar", "Scalar"]}
-    scalars = {} if root is None else {"Concrete Inputs": ["", "", str(root), "0"]}
-    tensors = {"Input Dims": [[2]], "Input type": ["float"]}
-    call = event(f"c10d::{kind}_", start - 1, start, **shapes, **scalars)
-    return [call, event(f"gloo:{kind}", start, end, tid=9, cat="user_annotation", **tensors)]
 
 
 @pytest.mark.parametrize(

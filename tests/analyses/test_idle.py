@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from made.traces import event, launched, op, run_of
+from made.traces import event, launched, op, run_of, step
 
 import overlaplab
 from overlaplab.analyses import idle
@@ -57,6 +57,12 @@ def test_what_no_call_launched_is_other(tmp_path: Path) -> None:
 
 def test_without_a_device_all_idle_time_is_the_hosts(tmp_path: Path) -> None:
     assert classes(run_of(tmp_path, [op("mm", 0, 10), op("mm", 30, 40)])) == [(20_000, 20_000, 0, 0)]
+
+
+def test_a_call_of_a_collective_cuts_the_operator_around_it(tmp_path: Path) -> None:
+    """The operator goes on after the call, where no counted event begins."""
+    run = run_of(tmp_path, [step(0, 0, 200), op("linear", 0, 100), event("c10d::allreduce_", 40, 60)])
+    assert classes(run) == [(120_000, 120_000, 0, 0)]
 
 
 def test_unrecorded_devices_have_no_idle_time(tmp_path: Path) -> None:

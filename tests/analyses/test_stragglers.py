@@ -7,8 +7,9 @@ from pathlib import Path
 from statistics import median
 
 import pytest
+from made.gloo import launched_by_gloo
 from made.ranks import carried_all
-from made.traces import run_of
+from made.traces import op, run_of
 
 import overlaplab
 from overlaplab import OverlaplabError
@@ -28,6 +29,28 @@ def test_the_last_rank_is_charged_with_what_the_others_waited(tmp_path: Path) ->
         "late_max_ns": [40_000, 25_000, None],
         "cost_ns": [50_000 + 30_000 + 8_000 + 4_000, 30_000 + 20_000, 0],
         "alone_ns": [2 * 30_000 + 2 * 4_000, 2 * 20_000, 0],
+    }
+
+
+def test_of_a_reduce_the_wait_of_the_root_alone_is_known(tmp_path: Path) -> None:
+    """Rank 0 waits 30 µs for rank 2, and would have waited 10 for rank 1; then both wait in an all-reduce."""
+    ranks = [
+        [
+            *launched_by_gloo("reduce", 0, start, 50),
+            *launched_by_gloo("allreduce", None, 60 + start, 120),
+            op("mm", 130, 131),
+        ]
+        for start in (0, 10, 30)
+    ]
+    table = overlaplab.stragglers(run_of(tmp_path, *ranks))
+    assert table.astype(object).where(table.notna(), None).to_dict("list") == {
+        "rank": [2, 0, 1],
+        "collectives": [2, 2, 2],
+        "last": [2, 0, 0],
+        "late_median_ns": [25_000, None, None],
+        "late_max_ns": [25_000, None, None],
+        "cost_ns": [30_000 + 30_000 + 20_000, 0, 0],
+        "alone_ns": [20_000 + 2 * 20_000, 0, 0],
     }
 
 

@@ -32,3 +32,12 @@ def ddp_over_gloo(
     events += [op("copy_", second_ends_us + 10, second_ends_us + 20), op("copy_", 14_030, 19_000)]
     events += [event("Optimizer.step#SGD.step", 14_500, 19_000, cat="user_annotation")] if optimizer else []
     return sorted(events, key=lambda own: float(own["ts"]))
+
+
+def launched_by_gloo(kind: str, root: int | None, start: float, end: float) -> list[dict[str, Any]]:
+    """A collective of plain gloo, whose operator names the root's place in the group, if known."""
+    shapes = {"Input Dims": [[[2]], [], [], []], "Input type": ["TensorList", "", "Scalar", "Scalar"]}
+    scalars = {} if root is None else {"Concrete Inputs": ["", "", str(root), "0"]}
+    tensors = {"Input Dims": [[2]], "Input type": ["float"]}
+    call = event(f"c10d::{kind}_", start - 1, start, **shapes, **scalars)
+    return [call, event(f"gloo:{kind}", start, end, tid=9, cat="user_annotation", **tensors)]
