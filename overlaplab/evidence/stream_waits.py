@@ -58,20 +58,27 @@ def stream_waits(trace: Trace) -> StreamWaits:
     pending: dict[int, tuple[int, ...]] = {}  # by stream what it waits for before the next
     blind: set[int] = set()  # streams that wait for something unknown
     records: dict[int, tuple[int, ...]] = {}  # by correlation what must be over when the CUDA event is
-    for _, call, what, stream, number in sorted(_moves(trace)):
+    streams, launch_order = trace.events["stream"].to_numpy(), dict[int, int]()
+
+    def drop_earlier(*rows: int) -> tuple[int, ...]:
+        """Those launched last on their streams: the others are over before."""
+        of_stream = {streams[row]: row for row in sorted(rows, key=launch_order.__getitem__)}
+        return tuple(row for row in dict.fromkeys(rows) if of_stream[streams[row]] == row)
+
+    for place, (_, call, what, stream, number) in enumerate(sorted(_moves(trace))):
         before = (*((last[stream],) if stream in last else ()), *pending.get(stream, ()))
         if what == _LAUNCH:
             if stream not in blind:
                 of_events[number] = pending.get(stream, ())
             blind.discard(stream)
             pending.pop(stream, None)
-            last[stream] = number
+            last[stream], launch_order[number] = number, place
         elif what == _RECORD:
             if stream not in blind:
-                records[number] = before
+                records[number] = drop_earlier(*before)
         elif what == _STREAM_WAITS:
             if number in records:
-                pending[stream] = (*pending.get(stream, ()), *records[number])
+                pending[stream] = drop_earlier(*pending.get(stream, ()), *records[number])
             else:
                 blind.add(stream)
         elif what == _STREAM_SYNC:

@@ -45,6 +45,18 @@ def test_a_stream_without_work_passes_on_what_it_waits_for(tmp_path: Path) -> No
     assert after(tmp_path, *reduced(), *through, *joined, *computing(26, 161, 200)) == [None, 0, 1]
 
 
+def test_streams_that_wait_for_each_other_wait_once_for_each_event(tmp_path: Path) -> None:
+    events = [*reduced(), *wait(20, 6, 25, on=COMMUNICATION, recorded_by=5)]
+    for turn in range(12):
+        at, number = 22 + 4 * turn, 100 + 2 * turn
+        events += [*record(at, number), *wait(at + 1, 500 + number, COPIES, on=25, recorded_by=number)]
+        events += [*record(at + 2, number + 1), *wait(at + 3, 600 + number, 25, on=COPIES, recorded_by=number + 1)]
+    events += launched("Memcpy HtoD (Pinned -> Device)", 80, 161, 170, stream=COPIES, correlation=10, cat="gpu_memcpy")
+    trace = run_of(tmp_path, events, backend="nccl").traces[0]
+    assert [len(rows) for rows in stream_waits(trace).of_events.values()] == [0, 1, 1]
+    assert device_events(trace)[-1].waits == (1,)
+
+
 def test_where_one_wait_is_unknown_its_event_is_told_by_the_times(tmp_path: Path) -> None:
     events = [*reduced(), *wait(20, 6, COMPUTE), *computing(26, 161, 200), *computing(27, 201, 220, 13)]
     found = device_events(run_of(tmp_path, events, backend="nccl").traces[0])
