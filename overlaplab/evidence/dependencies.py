@@ -29,6 +29,7 @@ from overlaplab.events import (
     once_per_trace,
     thread_numbers,
 )
+from overlaplab.evidence.call_metadata import enclosing_rows
 from overlaplab.evidence.launches import event_spans
 from overlaplab.evidence.recorded import UNKNOWN_NS
 from overlaplab.evidence.stream_waits import stream_waits
@@ -241,13 +242,16 @@ def longest_wait(run: Run) -> str | None:
     """The operator in which hosts waited for their devices for longest, or else the call; None if they did not."""
     took: dict[str, int] = defaultdict(int)
     for trace in run.traces:
-        operators = event_spans(trace, (trace.events["category"] == "cpu_op").to_numpy()).sort_values("start_ns")
-        starts, ends, threads, rows = (operators[name].to_numpy() for name in ("start_ns", "end_ns", "thread", "event"))
+        operators = event_spans(trace, (trace.events["category"] == "cpu_op").to_numpy())
+        operators = operators.sort_values(["start_ns", "end_ns"], ascending=[True, False])
+        latest = operators[["thread"]].assign(end_ns=operators.groupby("thread")["end_ns"].cummax())
+        outermost = operators[~latest.duplicated()]
+        ends, rows = (outermost[name].to_numpy() for name in ("end_ns", "event"))
         calls = blocking_calls(trace)
-        call_threads = thread_numbers(trace.events, np.array([call.row for call in calls], dtype=np.int64))
-        for call, thread in zip(calls, call_threads, strict=True):
-            around = np.flatnonzero((threads == thread) & (starts <= call.start_ns) & (call.end_ns <= ends))
-            row = rows[around[0]] if len(around) else call.row  # the outermost
+        threads = thread_numbers(trace.events, np.array([call.row for call in calls], dtype=np.int64))
+        around = enclosing_rows(outermost, threads, np.array([call.start_ns for call in calls], dtype=np.int64))
+        for call, place in zip(calls, around.tolist(), strict=True):
+            row = rows[place] if place >= 0 and call.end_ns <= ends[place] else call.row
             took[str(trace.events["name"].iloc[row])] += call.end_ns - call.start_ns
     return max(took, key=lambda name: took[name], default=None)
 
@@ -256,7 +260,8 @@ def _find_blocking(
     row: int, start_ns: int, end_ns: int, device: Sequence[DeviceEvent], by_end: Sequence[int], ends: Sequence[int]
 ) -> Blocking | None:
     """Find the launched event that ended last during the call: the call waited for it."""
-    for place in reversed(by_end[: bisect_right(ends, end_ns + _GRAIN_NS)]):
+    for number in range(bisect_right(ends, end_ns + _GRAIN_NS) - 1, -1, -1):  # a slice of all would be copied
+        place = by_end[number]
         event = device[place]
         if event.end_ns <= start_ns + _GRAIN_NS or event.end_ns < end_ns - _MAX_RETURN_NS:
             return None
