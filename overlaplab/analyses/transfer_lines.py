@@ -125,6 +125,7 @@ def fitted_lines(run: Run) -> Iterator[Fitted]:
     """The line of each group and kind, in order of both."""
     table = collectives(run)
     timed = table[table["transfer_ns"].notna() & table["kind"].isin(ROUNDS) & (table["bytes"] > 0) & ~table["doubtful"]]
+    timed = timed[timed["rank"].notna()]  # a lone trace's may be unknown
     each = timed.groupby("index").agg(
         ranks=("rank", lambda ranks: tuple(sorted(map(int, ranks)))),
         kind=("kind", "first"),
