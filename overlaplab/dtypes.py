@@ -28,8 +28,12 @@ DTYPE_BYTES = {
 """Bytes per element; types smaller than a byte are left out."""
 
 # c10/core/ScalarType.h has two names for a type: `Input type` in a trace is the C++ type, the `dtype` of collectives is
-# the enumerator.
+# the enumerator. People write `bf16` into run.json.
 _SPELLINGS = {
+    "fp64": "float64",
+    "fp32": "float32",
+    "fp16": "float16",
+    "bf16": "bfloat16",
     "double": "float64",
     "float": "float32",
     "half": "float16",

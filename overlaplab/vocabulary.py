@@ -126,6 +126,8 @@ _INTEGERS = {
     *("stage", "staleness", "to", "worker"),
 }
 _LISTS = {"parameters"}
+_TOGETHER = (("sends", "to"), ("receives", "source"))
+"""Fields of a hop: a chunk, and the rank at the other end."""
 _LABEL = re.compile(r"engine::(\w+)((?: \S+)*)")
 
 
@@ -139,7 +141,9 @@ def label_fields(name: str) -> tuple[str, dict[str, str]] | None:
         return None
     pairs = (field.partition("=") for field in match[2].split())
     fields = {key: value for key, _, value in pairs}
-    complete = all(fields.get(key) or (key in fields and key in _LISTS) for key in _REQUIRED.get(match[1], ()))
+    required = _REQUIRED.get(match[1], ())
+    complete = all(fields.get(key, "").strip(",") or (key in fields and key in _LISTS) for key in required)
+    complete &= all((number in fields) == (rank in fields) for number, rank in _TOGETHER)
     numeric = all(_is_integer(fields[key]) for key in _INTEGERS & fields.keys())
     phased = fields.get("phase") in (None, "forward", "backward")
     return (match[1], fields) if complete and numeric and phased else None

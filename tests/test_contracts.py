@@ -95,6 +95,10 @@ def test_any_parameter_names_survive(parameters: list[str]) -> None:
         "engine::first_use unit=a phase=forward microbatch=99999999999999999999",
         "engine::free unit=a phase=forward microbatch=0 bytes=many",
         "engine::free unit=a phase=forward bytes=8",
+        "engine::recompute module=,",
+        "engine::gradient_ready parameter=,",
+        "engine::hop bucket=0 kind=all_gather hop=1 bytes=8 receives=1",
+        "engine::hop bucket=0 kind=all_gather hop=1 bytes=8 to=1",
     ],
 )
 def test_what_is_no_label(text: str) -> None:

@@ -18,7 +18,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from overlaplab.causes import Cause
-from overlaplab.events import Run, Trace, Window, activity, empty_table, step_windows, window_bounds
+from overlaplab.events import Run, Trace, Window, activity, empty_table, window_bounds
 from overlaplab.evidence.arrays import Groups, grouped_by, or_none, take_rows, take_values
 from overlaplab.evidence.clocks import run_zero_ns
 from overlaplab.evidence.collective_facts import collective_facts
@@ -173,8 +173,7 @@ def _attribute(run: Run, selection: Selection) -> _Attribution:
 def _idle_by_schedule(run: Run, trace: Trace, windows: Sequence[Window]) -> list[IdleBySchedule | None]:
     """For each window how long the rank must be idle in it; None where that is unknown, and without a pipeline."""
     place, idle = run.traces.index(trace), idle_by_schedule(run)
-    of_window = {window: idle.get((place, step)) for step, window in enumerate(step_windows(trace))} if idle else {}
-    return [of_window.get(window) for window in windows]
+    return [idle.get((place, window.step)) for window in windows]
 
 
 def _trace_causes(

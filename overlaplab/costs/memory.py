@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from math import prod
 
+from overlaplab.dtypes import DTYPE_BYTES, torch_dtype
 from overlaplab.manifest import Manifest, Unit, strategy_traits
 from overlaplab.traits import Traits
 from overlaplab.vocabulary import FSDP2_ROOT, layer_number
 
 _OPTIMIZER_BYTES = {"float64": 16, "float32": 8, "bfloat16": 12, "float16": 12}
 """AdamW's bytes per parameter: two moments of its type; for 16-bit types two moments and a master copy in fp32."""
-
-_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 
 
 def formula(manifest: Manifest, traits: Traits | None, part: str, rank: int = 0) -> tuple[int | None, str | None]:
@@ -28,7 +27,7 @@ def formula(manifest: Manifest, traits: Traits | None, part: str, rank: int = 0)
         return None, None
     sizes = {
         "parameters": parameter_bytes(manifest),
-        "gradients": _BYTES["float32"] * count if manifest.main_grad else parameter_bytes(manifest),
+        "gradients": DTYPE_BYTES["float32"] * count if manifest.main_grad else parameter_bytes(manifest),
         "optimizer": sum(prod(p.shape) * _OPTIMIZER_BYTES[p.dtype] for p in manifest.parameters),
     }
     if manifest.offload and (part != "parameters" or (traits is not None and traits.offloads_parameters)):
@@ -49,10 +48,10 @@ def formula(manifest: Manifest, traits: Traits | None, part: str, rank: int = 0)
 
 
 def element_bytes(dtype: str) -> int:
-    """Bytes of an element. Raises ValueError for a type that none of the strategies sends."""
-    if dtype not in _BYTES:
-        raise ValueError(f"no strategy sends {dtype}")
-    return _BYTES[dtype]
+    """Bytes of an element. Raises ValueError for an unknown type."""
+    if (size := DTYPE_BYTES.get(torch_dtype(dtype))) is None:
+        raise ValueError(f"unknown type {dtype}")
+    return size
 
 
 def parameter_bytes(manifest: Manifest) -> int:
@@ -104,7 +103,8 @@ def whole_parameters_bytes(manifest: Manifest) -> int | None:
 def _bytes_in(manifest: Manifest, dtype: str | None) -> int | None:
     if dtype is None:
         return parameter_bytes(manifest)
-    return _elements(manifest) * _BYTES[dtype] if dtype in _BYTES else None
+    size = DTYPE_BYTES.get(torch_dtype(dtype))
+    return None if size is None else _elements(manifest) * size
 
 
 def _elements(manifest: Manifest) -> int:

@@ -84,7 +84,11 @@ def _alternate(forward: Sequence[int], backward: Sequence[int], ahead: int) -> l
 
 
 def _number_microbatches(kind: str, stages: Sequence[int]) -> list[StageAction]:
-    return [StageAction(kind, stage, stages[:place].count(stage)) for place, stage in enumerate(stages)]
+    actions, done = list[StageAction](), Counter[int]()
+    for stage in stages:
+        actions.append(StageAction(kind, stage, done[stage]))
+        done[stage] += 1
+    return actions
 
 
 def _zbv(rank: int, ranks: int, microbatches: int, stages: int) -> list[StageAction]:

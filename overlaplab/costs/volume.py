@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from overlaplab.costs.link import ROUNDS, ring_factor
-from overlaplab.costs.memory import element_bytes, gathered_bytes, gathered_once, reduced_bytes
+from overlaplab.costs.memory import gathered_bytes, gathered_once, reduced_bytes
+from overlaplab.dtypes import DTYPE_BYTES, torch_dtype
 from overlaplab.manifest import Manifest
 from overlaplab.traits import Traits
 
@@ -100,7 +101,8 @@ def _activation_bytes(manifest: Manifest) -> int | None:
     model = manifest.model
     if model is None or model.dtype is None or not (model.batch and model.seq and model.width):
         return None
-    return (model.layers or 0) * model.batch * model.seq * model.width * element_bytes(model.dtype)
+    size = DTYPE_BYTES.get(torch_dtype(model.dtype))
+    return None if size is None else (model.layers or 0) * model.batch * model.seq * model.width * size
 
 
 def _note(manifest: Manifest) -> str:

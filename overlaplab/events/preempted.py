@@ -51,11 +51,11 @@ def processor_counts(trace: Trace) -> pd.DataFrame:
             "phase": [count.get("phase", "") for count in counts],
         }
     ).sort_values(["thread", "end_ns"], kind="stable", ignore_index=True)
-    before = table.groupby("thread")[["end_ns", "ran_ns", "delayed_ns"]].shift()
-    has_start = before["end_ns"].notna().to_numpy()
-    table["start_ns"] = before["end_ns"].fillna(0).astype("int64")
+    before = table.groupby("thread")[["end_ns", "ran_ns", "delayed_ns"]].shift(fill_value=0)
+    has_start = table.duplicated("thread").to_numpy()
+    table["start_ns"] = before["end_ns"]
     for name in ("ran_ns", "delayed_ns"):
-        table[name] = (table[name] - before[name].fillna(0).astype("int64")).clip(lower=0)
+        table[name] = (table[name] - before[name]).clip(lower=0)
     return table.loc[has_start, list(COUNT_COLUMNS)].astype(COUNT_COLUMNS).reset_index(drop=True)
 
 

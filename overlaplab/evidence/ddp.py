@@ -297,9 +297,11 @@ def _accumulation_ranges(trace: Trace) -> tuple[pd.DataFrame, pd.DataFrame]:
 def _every_accumulation(trace: Trace, launches: Sequence[LaunchSpan]) -> Iterator[_Accumulation]:
     """Yield each accumulation in order of time, with those of `launches`, which are in order, made within it."""
     inner, outer = _accumulation_ranges(trace)
-    inner = inner.assign(at_ns=inner["end_ns"])
+    inner = inner.assign(at_ns=inner["end_ns"].astype("Int64"))  # floats, where some are missing, are not exact
     both = pd.merge_asof(outer, inner, on="start_ns", by="thread", direction="forward", suffixes=("", "_in"))
-    within = (both["at_ns"] <= both["end_ns"]).to_numpy()  # else the accumulation belongs to a later range
+    within = (both["at_ns"] <= both["end_ns"]).to_numpy(
+        bool, na_value=False
+    )  # else the accumulation belongs to a later range
     inputs = trace.inputs
     shapes = dict(zip(inputs["event"].tolist(), inputs["shapes"], strict=True))
     absent = set(inputs.loc[inputs["types"] == '[""]', "event"])  # parameters without a gradient

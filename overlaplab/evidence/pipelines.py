@@ -74,7 +74,8 @@ def find_plan(run: Run) -> Pipeline | None:
     if run.manifest is not None and run.manifest.pipeline is not None:
         return run.manifest.pipeline
     places = next(iter(pipelines(run)), [])
-    recorded = [[action for action, _ in actions] for actions in next(filter(all, actions_by_step(run, places)), [])]
+    whole = next((ranks for _, ranks in actions_by_step(run, places) if all(ranks)), [])
+    recorded = [[action for action, _ in actions] for actions in whole]
     every = [action for actions in recorded for action in actions]
     microbatches, stages = (len({getattr(action, name) for action in every}) for name in ("microbatch", "stage"))
     for schedule in PER_RANK if microbatches else ():
@@ -86,24 +87,30 @@ def find_plan(run: Run) -> Pipeline | None:
 
 
 @once_per_run
-def idle_by_schedule(run: Run) -> Mapping[tuple[int, int], IdleBySchedule]:
-    """By the trace's index in `run.traces` and the step's place in `step_windows`; only where all stages are there."""
-    idle_by_step: dict[tuple[int, int], IdleBySchedule] = {}
+def idle_by_schedule(run: Run) -> Mapping[tuple[int, int | None], IdleBySchedule]:
+    """By the trace's index in `run.traces` and the step's number; only where all stages are there."""
+    idle_by_step: dict[tuple[int, int | None], IdleBySchedule] = {}
     for places in pipelines(run):
-        for step, ranks in enumerate(actions_by_step(run, places)):
+        for step, ranks in actions_by_step(run, places):
             for place, idle in zip(places, _idle_by_rank(ranks), strict=False):
                 idle_by_step[place, step] = idle
     return idle_by_step
 
 
-def actions_by_step(run: Run, places: Sequence[int]) -> Iterator[list[list[tuple[StageAction, Label]]]]:
-    """The actions of each step of a pipeline, by rank; in their order, each with its range. None where a rank has none:
-    what the others sent in such a step was perhaps no training.
+def actions_by_step(
+    run: Run, places: Sequence[int]
+) -> Iterator[tuple[int | None, list[list[tuple[StageAction, Label]]]]]:
+    """The number of each step of a pipeline that all ranks have, and its actions, by rank; in their order, each with
+    its range. None where a rank has none: what the others sent in such a step was perhaps no training.
     """
-    for windows in zip(*(step_windows(run.traces[place]) for place in places), strict=False):
-        ranks = zip(places, windows, strict=True)
-        actions = [_actions_in(run.traces[place], window, stage) for stage, (place, window) in enumerate(ranks)]
-        yield actions if all(actions) else [[] for _ in places]
+    of_ranks = [{window.step: window for window in step_windows(run.traces[place])} for place in places]
+    for step in of_ranks[0] if of_ranks else ():
+        if all(step in windows for windows in of_ranks):
+            ranks = zip(places, of_ranks, strict=True)
+            actions = [
+                _actions_in(run.traces[place], windows[step], stage) for stage, (place, windows) in enumerate(ranks)
+            ]
+            yield step, actions if all(actions) else [[] for _ in places]
 
 
 def _idle_by_rank(ranks: Sequence[Sequence[tuple[StageAction, Label]]]) -> Iterator[IdleBySchedule]:

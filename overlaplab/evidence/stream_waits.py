@@ -60,7 +60,7 @@ def stream_waits(trace: Trace) -> StreamWaits:
     records: dict[int, tuple[int, ...]] = {}  # by correlation what must be over when the CUDA event is
     streams, launch_order = trace.events["stream"].to_numpy(), dict[int, int]()
 
-    def latest(*rows: int) -> tuple[int, ...]:
+    def drop_earlier(*rows: int) -> tuple[int, ...]:
         """Those launched last on their streams: the others are over before."""
         of_stream = {streams[row]: row for row in sorted(rows, key=launch_order.__getitem__)}
         return tuple(row for row in dict.fromkeys(rows) if of_stream[streams[row]] == row)
@@ -75,10 +75,10 @@ def stream_waits(trace: Trace) -> StreamWaits:
             last[stream], launch_order[number] = number, place
         elif what == _RECORD:
             if stream not in blind:
-                records[number] = latest(*before)
+                records[number] = drop_earlier(*before)
         elif what == _STREAM_WAITS:
             if number in records:
-                pending[stream] = latest(*pending.get(stream, ()), *records[number])
+                pending[stream] = drop_earlier(*pending.get(stream, ()), *records[number])
             else:
                 blind.add(stream)
         elif what == _STREAM_SYNC:

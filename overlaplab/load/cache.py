@@ -22,7 +22,7 @@ from overlaplab.load.places import Located
 
 def _digest() -> str:
     package = Path(__file__).parents[1]
-    used = ("event_columns.py", "events/run.py", "events/rows.py", "vocabulary.py")
+    used = ("dtypes.py", "event_columns.py", "events/run.py", "events/rows.py", "vocabulary.py")
     code = [*sorted(Path(__file__).parent.rglob("*.py")), *(package / file for file in used)]
     digest = hashlib.sha256()
     for file in code:

@@ -151,8 +151,10 @@ def _read_rank(rank: int, path: Path) -> DumpedRank:
     except OSError as error:
         raise OverlaplabError(f"cannot be read: {error.strerror}", path=path) from None
     try:
-        text = content if content.lstrip()[:1] == b"{" else msgspec.json.encode(_plain_pickle(content))
-        dump = _DECODER.decode(text)
+        if content.lstrip()[:1] == b"{":
+            dump = _DECODER.decode(content)
+        else:  # converted, not written as text: few bytes of a pickle can repeat a value without end
+            dump = msgspec.convert(_plain_pickle(content), _Dump, strict=False)
     except (msgspec.MsgspecError, UnicodeError, OverflowError, RecursionError, _NotPlainError) as error:
         raise OverlaplabError(f"no Flight Recorder dump: {error}", path=path, remedy=_REMEDY) from None
     if len(dump.entries) > MAX_ENTRIES or len(dump.pg_config) > MAX_GROUPS:

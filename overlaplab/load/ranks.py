@@ -14,6 +14,7 @@ from overlaplab.errors import OverlaplabError
 from overlaplab.events import Tables, Trace, extent, matching, runtime_calls
 from overlaplab.intervals import Integers, Mask
 from overlaplab.load.file.trace_file import TraceFile
+from overlaplab.load.limits import MAX_TRACES
 from overlaplab.load.places import Located
 from overlaplab.vocabulary import DEVICE_KERNEL_CATEGORIES
 
@@ -60,7 +61,7 @@ def split_ranks(file: Located, content: TraceFile, assigned: int | None) -> tupl
 
     The rank is the one that the user assigned, else the one in the file, else the one in its name, else None.
     """
-    masks = _rank_masks(content, named=names_rank(file.name))
+    masks = _rank_masks(file, content)
     if masks and assigned is not None:
         raise OverlaplabError(f"holds ranks {', '.join(map(str, masks))}, so it cannot be assigned one", path=file.path)
     if masks:
@@ -163,8 +164,8 @@ def _refuse(first: Trace, second: Trace) -> None:
     raise OverlaplabError(what, path=second.path, rank=second.rank, remedy=remedy)
 
 
-def _rank_masks(content: TraceFile, *, named: bool) -> dict[int, Mask]:
-    """Mark each rank's events, in order of rank; empty if the file is of one rank. `named`: its name contains a rank.
+def _rank_masks(file: Located, content: TraceFile) -> dict[int, Mask]:
+    """Mark each rank's events, in order of rank; empty if the file is of one. Raises `OverlaplabError` for too many.
 
     Several ranks are in files merged from several processes' traces, and in those of one process that drives several
     GPUs. Ranks come from the events' arguments, else from the devices. A host process belongs to the rank whose device
@@ -175,9 +176,13 @@ def _rank_masks(content: TraceFile, *, named: bool) -> dict[int, Mask]:
     ranks = content.event_ranks
     owners = np.full(len(content.events), -1) if ranks is None else np.asarray(ranks, dtype=np.int64)
     if len(_ranks_of_owners(owners)) < 2:
-        owners = _devices(content, named)
-    if len(_ranks_of_owners(owners)) < 2:
+        owners = _devices(content, names_rank(file.name))
+    count = len(_ranks_of_owners(owners))
+    if count < 2:
         return {}
+    if count > MAX_TRACES.value:
+        what = f"holds {count:,} ranks, and at most {MAX_TRACES.value:,} are opened"
+        raise MAX_TRACES.error(what, path=file.path, remedy="No training writes so many into one file.", enough=count)
     pids = content.events["pid"].cat.codes.to_numpy().astype(np.int64)
     of_pid = _processes(content.events, owners, pids)
     masks = {}

@@ -11,9 +11,11 @@ from typing import Any
 import msgspec
 
 from overlaplab.errors import OverlaplabError
+from overlaplab.load.file.damaged import one_by_one
 from overlaplab.load.file.decode import FileEvent, decode_events, event_from_object
 from overlaplab.load.file.inflate import Source, open_file
 from overlaplab.load.file.keys import TRAILING
+from overlaplab.load.file.slices import MOST_EVENT_BYTES
 
 _KEY_BYTES = 64
 _ARRAY = re.compile(rb'\A(?:\xef\xbb\xbf)?\s*(?:\[|\{.*?"traceEvents"\s*:\s*\[)', re.DOTALL)
@@ -27,7 +29,8 @@ _RAW_EVENTS = msgspec.json.Decoder(list[msgspec.Raw])
 class RawEvents:
     """Iterating gives slices of (raw text, decoded event); `head` and `tail` are the text around all events.
 
-    A file that is cut short gives the events before the cut, and a `tail` that closes it.
+    A file that is cut short gives the events before the cut, and a `tail` that closes it. Damaged events are decoded as
+    the reader repairs them; their text stays as it is.
     """
 
     def __init__(self, path: Path) -> None:
@@ -45,6 +48,7 @@ class RawEvents:
         return int(values[0])
 
     def __iter__(self) -> Iterator[list[tuple[bytes, FileEvent]]]:
+        self.tail = b""
         with open_file(self._path) as file:
             chunks = iter(Source(self._path, file))
             buffer = self._head(chunks)
@@ -58,7 +62,13 @@ class RawEvents:
                 else:
                     if _end(buffer) is not None:
                         break
-            yield self._last(buffer)
+                    events, buffer = self._one_by_one(buffer, final=len(buffer) >= MOST_EVENT_BYTES)
+                    if events:
+                        yield events
+                    if self.tail:
+                        break
+            if not self.tail:
+                yield self._last(buffer)
             for chunk in chunks:
                 self.tail += chunk
 
@@ -76,11 +86,17 @@ class RawEvents:
         if end is not None:
             self.tail = buffer[end:]
             return _events(buffer[:end]) or []
-        self.tail = b"]}" if b"{" in self.head else b"]"
-        for cut, _ in _boundaries(buffer):
-            if (events := _events(buffer[:cut])) is not None:
-                return events
-        return []
+        events, _ = self._one_by_one(buffer, final=True)
+        self.tail = self.tail or (b"]}" if b"{" in self.head else b"]")
+        return events
+
+    def _one_by_one(self, buffer: bytes, *, final: bool) -> tuple[list[tuple[bytes, FileEvent]], bytes]:
+        """The events of text with damaged ones, as the reader repairs them, and the text after them; sets `tail` where
+        the array ends.
+        """
+        events, remainder, ended = one_by_one(buffer, final, Counter())
+        self.tail = b"]" + remainder if ended else b""
+        return events, remainder
 
 
 def _boundaries(buffer: bytes) -> list[tuple[int, int]]:

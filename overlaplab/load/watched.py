@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
@@ -78,7 +78,7 @@ class WatchHeader(msgspec.Struct, frozen=True):
     format: str
     version: int
     rank: int
-    world_size: int
+    world_size: Annotated[int, msgspec.Meta(le=2**20)]
     every: int
     device: str = "cpu"
     ddp: int = 0
@@ -152,13 +152,22 @@ def load_watched(folder: str | os.PathLike[str]) -> Watched:
 
 
 def _read_rank(path: Path) -> WatchedRank:
+    try:
+        rank = WatchedRank(_read_header(path), _read_cells(path.with_suffix(".cells")))
+    except OSError as error:
+        raise OverlaplabError(f"cannot be read ({error.strerror or error})", path=error.filename or path) from None
+    rank.places_of_kind(CellKind.STEP)  # sorts here, side by side with the other ranks
+    return rank
+
+
+def _read_header(path: Path) -> WatchHeader:
     if not path.is_file():  # to open a FIFO would block for ever
         raise OverlaplabError("not a file", path=path, remedy="Delete it to read the other ranks.")
     if path.stat().st_size > MAX_HEADER_BYTES:
         raise OverlaplabError("too large for a header", path=path)
     try:
         header = _DECODER.decode(path.read_bytes())
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         what, remedy = f"not the header of a watched rank: {error}", "Delete the file to read the other ranks."
         raise OverlaplabError(what, path=path, remedy=remedy) from None
     if header.format != "overlaplab-watch" or header.version != VERSION:
@@ -168,9 +177,7 @@ def _read_rank(path: Path) -> WatchedRank:
     numbered = _HEADER_NAME.fullmatch(path.name)
     if numbered is None or int(numbered[1]) != header.rank or header.rank >= header.world_size:
         raise OverlaplabError(f"is of rank {header.rank} of {header.world_size}", path=path)
-    rank = WatchedRank(header, _read_cells(path.with_suffix(".cells")))
-    rank.places_of_kind(CellKind.STEP)  # sorts here, side by side with the other ranks
-    return rank
+    return header
 
 
 def _read_cells(path: Path) -> npt.NDArray[Any]:

@@ -203,6 +203,16 @@ def test_theory_asks_for_traits_and_not_for_a_name(
         assert (volume_theory(run_of(tmp_path / "loop" / name, RANK, manifest=untold)) is None) == bool(traits)
 
 
+@pytest.mark.parametrize(("dtype", "sent_bytes"), [("bfloat16", 1920), ("bf16", 1920), ("of my own", 0)])
+def test_run_json_may_spell_types_as_people_do(tmp_path: Path, dtype: str, sent_bytes: int) -> None:
+    """Two ranks all-reduce four activations of each of 3 layers, of 80 elements of 2 bytes."""
+    model = {"batch": 1, "seq": 8, "width": 10, "layers": 3, "dtype": dtype}
+    told = manifest("zero2", mesh={"dp": 1, "tp": 2}, model=model)
+    theory = volume_theory(run_of(tmp_path, RANK, RANK, manifest=told))
+    assert theory is not None
+    assert theory.sent_bytes == sent_bytes
+
+
 def test_memory_kept_on_the_host_by_a_run_that_offloads_nothing_has_no_formula(tmp_path: Path) -> None:
     on_host = [held | {"host": 64} for held in HELD]
     run = run_of(tmp_path, RANK, RANK, manifest=manifest("zero1", memory=on_host))

@@ -10,12 +10,13 @@ import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from made.traces import event, gloo, op, run_of, step
+from made.traces import event, gloo, op, run_of, step, write
 
 import overlaplab
+from overlaplab import load_run
 from overlaplab.analyses import PARTS, delays, idle
 from overlaplab.events import activity
-from overlaplab.events.preempted import core_waits
+from overlaplab.events.preempted import core_waits, processor_counts
 from overlaplab.findings import note, run_warnings
 from overlaplab.intervals import intersect, subtract, total, union
 
@@ -39,6 +40,15 @@ def busy_rank() -> list[dict[str, Any]]:
         event("engine::wait", 80, 95),
         counts(95, 551, 101),
         gloo(50, 95),
+    ]
+
+
+def test_times_since_1970_are_exact(tmp_path: Path) -> None:
+    base_ns = 1_700_000_000_000_000_001
+    events = [op("mm", 0, 9), counts(1, 5, 0), counts(4, 7, 1)]
+    run = load_run(write(tmp_path / "rank0.json", events, baseTimeNanoseconds=base_ns))
+    assert processor_counts(run.traces[0])[["start_ns", "end_ns"]].to_numpy().tolist() == [
+        [base_ns + 1_000, base_ns + 4_000]
     ]
 
 

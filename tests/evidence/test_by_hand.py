@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made.traces import event, gloo, op, run_of, step
+from made.traces import event, gloo, op, run_of, step, write
 
+from overlaplab import load_run
 from overlaplab.analyses import averages_by_hand
 from overlaplab.events import Trace
 from overlaplab.evidence.by_hand import (
@@ -17,6 +18,7 @@ from overlaplab.evidence.by_hand import (
     hand_passes,
     is_of_gradients,
 )
+from overlaplab.evidence.ddp import all_gradients
 from overlaplab.evidence.host_work import host_work
 from overlaplab.evidence.recorded import recorded_collectives
 from overlaplab.simulate.player import Wait
@@ -173,3 +175,11 @@ def test_an_average_may_take_several_collectives(tmp_path: Path, kinds: tuple[st
     wrapped = event("FullyShardedDataParallel.forward", 100, 1900, cat="user_annotation")
     (trace,) = run_of(tmp_path / "fsdp", in_order(*others, *sent, wrapped)).traces
     assert not any(mark_gradients(trace))
+
+
+def test_arrivals_are_exact_though_a_range_accumulates_nothing(tmp_path: Path) -> None:
+    base_ns, accumulate = 1_700_000_000_000_000_001, "torch::autograd::AccumulateGrad"
+    evaluate = f"autograd::engine::evaluate_function: {accumulate}"
+    events = [event(evaluate, 10, 20), event(accumulate, 11, 12), event(evaluate, 30, 40)]
+    run = load_run(write(tmp_path / "rank0.json", events, baseTimeNanoseconds=base_ns))
+    assert [gradient.at_ns - base_ns for gradient in all_gradients(run.traces[0], ())] == [12_000, 40_000]

@@ -103,6 +103,23 @@ def test_torchs_ranges_begin_with_waiting(tmp_path: Path) -> None:
     ]
 
 
+def test_actions_are_of_one_step_though_a_rank_lacks_the_first(tmp_path: Path) -> None:
+    ranks = [
+        [
+            each
+            for number in steps
+            for each in (
+                step(number, 100 * number, 100 * number + 100),
+                event(f"engine::stage_forward stage={stage} microbatch=0", 100 * number + 10, 100 * number + 20),
+                op("mm", 100 * number + 10, 100 * number + 20),
+            )
+        ]
+        for stage, steps in enumerate([(1, 2), (0, 1, 2)])
+    ]
+    table = overlaplab.pipeline(run_of(tmp_path, *ranks))
+    assert table[["rank", "step", "start_ns"]].to_numpy().tolist() == [[0, 1, 0], [0, 2, 0], [1, 1, 0], [1, 2, 0]]
+
+
 def test_a_step_without_actions_says_nothing_of_the_schedule(tmp_path: Path) -> None:
     """As an evaluation has."""
     text = {

@@ -53,6 +53,18 @@ def unreadable(*_: object, **__: object) -> None:
     raise AssertionError("the trace is read, not the cache")
 
 
+def test_the_version_is_of_the_code_that_names_types(monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[str] = []
+
+    def note(path: Path) -> bytes:
+        read.append(path.name)
+        return b""
+
+    monkeypatch.setattr(Path, "read_bytes", note)
+    cache._digest()
+    assert {"communication.py", "dtypes.py", "vocabulary.py"} <= set(read)
+
+
 @pytest.mark.parametrize("folder", each_sample())
 def test_every_sample_comes_back_as_it_was(folder: Path, kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     read = load_run(folder, cache=False)

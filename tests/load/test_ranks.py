@@ -179,6 +179,14 @@ class TestMerged:
         assert shown(run) == [(0, 20, 20), (1, 30, 30)]
         assert run.warnings == ("merged.json: holds the ranks 0, 1",)
 
+    def test_more_ranks_than_files_are_opened_are_refused(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("OVERLAPLAB_MAX_TRACES", "3")
+        path = write(tmp_path / "merged.json", [event("mm", at, at + 1, rank=at) for at in range(4)])
+        with pytest.raises(OverlaplabError, match="holds 4 ranks, and at most 3 are opened"):
+            load_run(path)
+
     def test_one_process_that_drives_two_devices(self, tmp_path: Path) -> None:
         """The host's events belong to both; a launch finds what it launched on its own device."""
         first, second = of(9, 0, kernels(0, 20, 1)), of(9, 1, kernels(0, 30, 11))

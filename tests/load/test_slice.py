@@ -232,6 +232,28 @@ def test_half_a_surrogate_pair_is_copied_as_it_is_read(tmp_path: Path) -> None:
     assert found == ["ProfilerStep#0", "aten::half \ufffd", *(f"aten::{name}" for name in names[1:])]
 
 
+@pytest.mark.parametrize("fillers", [0, 20_000])
+@pytest.mark.parametrize("damage", ['"x": NaN', '"path": "C:\\path"'])
+def test_what_follows_a_damaged_event_comes_along(tmp_path: Path, damage: str, fillers: int) -> None:
+    """Of a file of more than a chunk, the damaged event is in the first one."""
+    events = [
+        step(0, 0, 50),
+        op("damaged", 1, 2) | {"args": "DAMAGE"},
+        op("mm", 10, 11),
+        *(op("mm", 12, 13) for _ in range(fillers)),
+        step(1, 50, 99),
+        op("mm", 51, 52),
+    ]
+    path = write(tmp_path / "trace.json", events)
+    path.write_text(path.read_text().replace('"DAMAGE"', "{" + damage + "}"))
+    whole = load_run(path)
+    slice_run(whole, 0, 2, tmp_path / "part")
+    part = load_run(tmp_path / "part")
+    assert_same_figures(part, whole, [0, 1])
+    assert part.traces[0].events["name"].tolist() == whole.traces[0].events["name"].tolist()
+    assert damage.encode() in gzip.decompress((tmp_path / "part" / "trace.json.gz").read_bytes())
+
+
 def test_a_trace_that_is_cut_short(tmp_path: Path) -> None:
     path = write(tmp_path / "rank0.json", gpu_events())
     path.write_bytes(path.read_bytes()[:-300])

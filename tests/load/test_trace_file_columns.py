@@ -80,6 +80,7 @@ def test_a_kernel_tells_its_collective() -> None:
         ("gloo:all_reduce", "odd", ["float"], "all_reduce", "", -1, -1, -1),
         ("gloo:all_reduce", [["a"]], ["float"], "all_reduce", "", -1, -1, -1),
         ("gloo:all_reduce", [[2**40, 2**40]], ["float"], "all_reduce", "", -1, -1, -1),
+        ("c10d::allreduce_", [[[2**47], [2**47]]], ["TensorList"], "all_reduce", "", -1, -1, -1),
     ],
 )
 def test_shapes_tell_elements(

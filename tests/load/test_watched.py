@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from made.watched import write_watched
 
 from overlaplab.analyses.watched.steps import watched_bursts, watched_steps
 from overlaplab.errors import OverlaplabError
@@ -98,14 +99,27 @@ def test_ranks_may_be_missing_or_have_written_nothing(tmp_path: Path) -> None:
         (json.dumps(HEADER | {"format": "other"}), "of format 'other'"),
         (json.dumps(HEADER | {"rank": 3}), "is of rank 3 of 1"),
         (json.dumps(HEADER | {"world_size": 0}), "is of rank 0 of 0"),
+        (json.dumps(HEADER | {"world_size": 2**40}), "not the header"),
+        ('{"x": ' + "[" * 100_000, "not the header"),
+        ('{"format": "\udcff"}', "not the header"),
     ],
 )
 def test_a_damaged_header_is_one_line(tmp_path: Path, text: str, complaint: str) -> None:
-    (tmp_path / "rank0.json").write_text(text)
+    (tmp_path / "rank0.json").write_text(text, errors="surrogateescape")
     with pytest.raises(OverlaplabError, match=complaint) as raised:
         load_watched(tmp_path)
     assert "rank0.json" in str(raised.value)
     assert "\n" not in str(raised.value)
+
+
+def test_what_cannot_be_read_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: Path) -> bytes:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    write_watched(tmp_path, [])
+    monkeypatch.setattr(Path, "read_bytes", refuse)
+    with pytest.raises(OverlaplabError, match=r"rank0.json: cannot be read \(Permission denied\)"):
+        load_watched(tmp_path)
 
 
 def test_other_folders_are_refused(tmp_path: Path) -> None:

@@ -151,7 +151,7 @@ def expected(run: Run) -> Counter[Key]:
     for rank in ranks:
         _delays(rank)
     for (place, step), idle in idle_by_schedule(run).items():
-        ranks[place].idle[ranks[place].windows[step]] = idle
+        ranks[place].idle |= {window: idle for window in ranks[place].windows if window.step == step}
     _over_all_ranks(run, ranks)
     found: Counter[Key] = Counter()
     for rank in ranks:

@@ -65,7 +65,7 @@ def stored_baseline(path: Path) -> Baseline:
         stored = _BASELINE.decode(path.read_bytes())
     except OSError as error:
         raise OverlaplabError(f"cannot be read ({error.strerror or error})", path=path, remedy=remedy) from None
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise OverlaplabError(f"is no baseline ({shorten(str(error), 200)})", path=path, remedy=remedy) from None
     if stored.format_version > _VERSION:
         raise OverlaplabError("was written by a newer overlaplab", path=path, remedy="Upgrade, or write it anew.")

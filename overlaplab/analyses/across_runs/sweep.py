@@ -70,11 +70,11 @@ def sweep_links(runs: Sequence[Run], selection: Selection = EVERYTHING) -> pd.Da
         firsts = [rows_of(table, {"rank": table["rank"].iloc[0]}) for table in tables]
         off = [(first["span_ns"] - median).abs() for first in firsts]
         place = int(np.argmin([distances.min() for distances in off]))
-        at = int(off[place].to_numpy().argmin())
-        row = firsts[place].iloc[at]
+        row = firsts[place].iloc[int(off[place].to_numpy().argmin())]
         traces = selected_traces(recordings[place], selection)
         trace = next(each for each in traces if pd.isna(row["rank"]) or each.rank == row["rank"])
-        window = selected_windows(trace, selection)[at]
+        windows = {window.step: window for window in selected_windows(trace, selection)}
+        window = windows[None if pd.isna(row["step"]) else int(row["step"])]
         shared = {"bucket_cap_mb": cap, "path": recordings[place].path, "rank": trace.rank, "step": window.step}
         rows += [shared | stretch for stretch in _link_rows(recordings[place], trace, window)]
     columns = ["bucket_cap_mb", "path", "rank", "step", "bucket", "bytes", "part", "start_ns", "end_ns"]

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from overlaplab.analyses.worst import rows_of
 from overlaplab.costs.pipeline import FORWARD, StageAction, bubble, held_counts
-from overlaplab.events import Run, Trace, once_per_run, step_windows
+from overlaplab.events import Run, Trace, once_per_run
 from overlaplab.evidence.arrays import int_or_none
 from overlaplab.evidence.clocks import corrections
 from overlaplab.evidence.executions import executions
@@ -78,15 +78,11 @@ def pipeline_ranks(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
     """
     rows = []
     table, idle = _every_action(run).copy(), idle_by_schedule(run)
-    places = {
-        (trace.rank, window.step): (place, step)
-        for place, trace in enumerate(run.traces)
-        for step, window in enumerate(step_windows(trace))
-    }
+    places = {trace.rank: place for place, trace in enumerate(run.traces)}
     table["whole_ns"] = table.groupby(["pipeline", "step"], dropna=False)["end_ns"].transform("max")
     for (number, step, rank), of_rank in table.groupby(["pipeline", "step", "rank"], dropna=False, sort=True):
         span, busy = int(of_rank["whole_ns"].iloc[0]), int(of_rank["took_ns"].sum())
-        own_idle = idle.get(places.get((int_or_none(rank), int_or_none(step)), (-1, -1)))
+        own_idle = idle.get((places[int_or_none(rank)], int_or_none(step)))
         rows.append(
             {
                 "pipeline": number,
@@ -179,14 +175,14 @@ def _every_action(run: Run) -> pd.DataFrame:
     """`pipeline` of all ranks and steps."""
     rows: list[dict[str, Any]] = []
     for number, places in enumerate(pipelines(run)):
-        for step, ranks in enumerate(actions_by_step(run, places)):
+        for step, ranks in actions_by_step(run, places):
             rows += ({"pipeline": number, **row} for row in _step_rows(run, places, step, ranks))
     table = pd.DataFrame(rows, columns=list(_ACTIONS)).astype(_ACTIONS)
     return table.sort_values(["pipeline", "rank", "step", "start_ns"], kind="stable", ignore_index=True)
 
 
 def _step_rows(
-    run: Run, places: Sequence[int], step: int, ranks: Sequence[Sequence[tuple[StageAction, Label]]]
+    run: Run, places: Sequence[int], step: int | None, ranks: Sequence[Sequence[tuple[StageAction, Label]]]
 ) -> Iterator[dict[str, Any]]:
     offsets, done = corrections(run), dict(zip(places, ranks, strict=True))
     times = {place: _times(run.traces[place], actions, int(offsets[place])) for place, actions in done.items()}
@@ -199,7 +195,7 @@ def _step_rows(
         for number, (action, _) in enumerate(done[place]):
             yield {
                 "rank": trace.rank,
-                "step": step_windows(trace)[step].step,
+                "step": step,
                 "stage": action.stage,
                 "action": action.kind,
                 "microbatch": action.microbatch,

@@ -149,9 +149,10 @@ def _elements(shape: object, dtype: str, depth: int = 3) -> int | None:
         return None
     if all(type(size) is int and size >= 0 for size in shape):
         elements = math.prod(shape) if shape or dtype in DTYPE_BYTES else None
-        return elements if elements is None or elements < _MOST_ELEMENTS else None
-    parts = [_elements(part, "float32", depth - 1) for part in shape]
-    return None if None in parts else sum(part for part in parts if part is not None)
+    else:
+        parts = [_elements(part, "float32", depth - 1) for part in shape]
+        elements = None if None in parts else sum(part for part in parts if part is not None)
+    return elements if elements is None or elements < _MOST_ELEMENTS else None
 
 
 def group_description(text: str) -> str:

@@ -14,6 +14,7 @@ _SEPARATORS = re.compile(r"[\s,\[]*")
 _AFTER = re.compile(r"[\s,\]]*")
 _NEXT = re.compile(r"\}\s*(?:,\s*(?=\{)|(?=\]))")
 """A place where an event may end and the next begin, or the array may end."""
+_BETWEEN = ", \t\r\n"
 _WINDOW = 1 << 15
 _MOST_REPAIRED = 1 << 18  # characters
 _CANDIDATES = 4
@@ -25,13 +26,13 @@ _CLOSING = re.compile(r'\\"(?=\s*(?:,\s*"|\}|:))')
 _MOST_DIGITS = 40
 
 
-def one_by_one(data: bytes, final: bool, repairs: Counter[str]) -> tuple[list[FileEvent], bytes, bool]:
-    """The events, the remaining text, which continues in what follows, and whether the array ended.
+def one_by_one(data: bytes, final: bool, repairs: Counter[str]) -> tuple[list[tuple[bytes, FileEvent]], bytes, bool]:
+    """The events, each after its text; the remaining text, which continues in what follows; whether the array ended.
 
     `final`: no more text follows. Counts in `repairs` what was repaired and what was left out.
     """
     whole = data.decode(errors="surrogateescape")
-    reading, events, start, size = _Reading(repairs), [], 0, _WINDOW
+    reading, events, start, size = _Reading(repairs), list[tuple[bytes, FileEvent]](), 0, _WINDOW
     while not reading.ended and start < len(whole):
         end = min(start + size, len(whole))
         events += reading.events(whole[start:end], final and end == len(whole))
@@ -63,11 +64,12 @@ class _Reading:
         numbers: dict[str, Any] = {"parse_float": str, "parse_int": _integer, "parse_constant": self._count_absent}
         self._decoder = json.JSONDecoder(strict=False, **numbers)
 
-    def events(self, text: str, final: bool) -> list[FileEvent]:
-        """The events up to the end of the array, or the last whole one in the window."""
+    def events(self, text: str, final: bool) -> list[tuple[bytes, FileEvent]]:
+        """The events, each after its text, up to the end of the array, or the last whole one in the window."""
         self._text, self._final, self.at, self._end = text, final, 0, None
-        events: list[FileEvent] = []
+        events: list[tuple[bytes, FileEvent]] = []
         while self._approach():
+            start = self.at
             try:
                 raw = self._object()
             except _Incomplete:
@@ -78,7 +80,8 @@ class _Reading:
                     break
                 self._repairs["damaged events were left out"] += 1
             elif "ph" in raw or "ts" in raw:
-                events.append(event_from_object(raw, self._repairs))
+                own_text = self._text[start : self.at].rstrip(_BETWEEN).encode(errors="surrogateescape")
+                events.append((own_text, event_from_object(raw, self._repairs)))
                 self._lost, self._end = False, None
         if self._end is not None and final:
             self.at, self.ended = self._end, True
@@ -137,7 +140,7 @@ class _Reading:
         for end in ends or [len(self._text)] * self._final:
             if end - self.at > _MOST_REPAIRED:
                 break
-            piece = self._text[self.at : end].rstrip(", \t\r\n")
+            piece = self._text[self.at : end].rstrip(_BETWEEN)
             for text in (piece, _CLOSING.sub(r'\\\\"', piece)):
                 repaired = _TOKENS.sub(_token, _ESCAPES.sub(_escape, text))
                 try:

@@ -159,7 +159,7 @@ class Slices:
         buffer = bytes(text[1:])
         events, remainder, ended = one_by_one(buffer, final or len(buffer) >= MOST_EVENT_BYTES, self.repairs)
         goes_on = events or ended or final or len(remainder) < len(buffer)
-        return _Slice(events, None, remainder, ended) if goes_on else None
+        return _Slice([event for _, event in events], None, remainder, ended) if goes_on else None
 
     def _tail(self, buffer: bytes) -> None:
         text, _ = self._read_more(buffer, MOST_BYTES)

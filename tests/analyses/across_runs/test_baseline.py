@@ -88,9 +88,19 @@ def test_other_work_is_refused() -> None:
         recordings_before(other, Selection(), baseline(runs), None)
 
 
-@pytest.mark.parametrize("text", ["", "[1]", '{"format": "x", "settings": null, "recordings": []}'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[1]",
+        '{"format": "x", "settings": null, "recordings": []}',
+        '{"format": "\udcff"}',
+        '{"x": ' + 100_000 * "[",
+    ],
+    ids=["empty", "a list", "another", "no UTF-8", "deep"],
+)
 def test_other_files_are_no_baselines(tmp_path: Path, text: str) -> None:
-    (tmp_path / "b.json").write_text(text)
+    (tmp_path / "b.json").write_text(text, errors="surrogateescape")
     with pytest.raises(OverlaplabError, match=r"b.json: is no baseline.*Write one with: overlaplab baseline"):
         stored_baseline(tmp_path / "b.json")
 

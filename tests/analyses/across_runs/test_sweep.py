@@ -90,6 +90,12 @@ def test_the_step_nearest_the_median_shows_when_buckets_are_on_the_link(tmp_path
     ]
 
 
+def test_a_damaged_step_is_not_shown_nor_counted(tmp_path: Path) -> None:
+    events = [op("mm", 20, 10), *(each for number in range(3) for each in bucketed_step(number, 100 * number, 100))]
+    runs = [run_of(tmp_path / str(cap), events, manifest={"bucket_cap_mb": cap}) for cap in (1, 2)]
+    assert set(sweep_links(runs)["step"]) == {1}
+
+
 def test_communication_outside_buckets_is_shown_too(tmp_path: Path) -> None:
     events = [*bucketed_step(0, 0, 100), event("engine::comm seq=9 kind=all_gather bytes=8", 92, 95, tid=7)]
     runs = [run_of(tmp_path / str(cap), events, manifest={"bucket_cap_mb": cap}) for cap in (1, 2)]
