@@ -48,11 +48,16 @@ def unprepared(file: Path) -> Iterator[str]:
     """The calls of a file by which msgspec would see a class for the first time while threads run."""
     tree = ast.parse(file.read_text())
     at_import = {id(node) for statement in tree.body if not _is_scope(statement) for node in ast.walk(statement)}
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and node.args]
+    decoders = [node for node in calls if id(node) in at_import and ast.unparse(node.func).endswith(".Decoder")]
+    prepared = {ast.unparse(node.args[0]) for node in decoders}
     for node in ast.walk(tree):
         if not isinstance(node, ast.Call):
             continue
         call = ast.unparse(node.func)
         typed = len(node.args) > 1 or any(keyword.arg in ("type", None) for keyword in node.keywords)
+        if call == "msgspec.convert" and len(node.args) > 1 and ast.unparse(node.args[1]) in prepared:
+            continue  # by the class's own cache
         if call == "msgspec.convert" or (call.startswith("msgspec.") and call.endswith(".decode") and typed):
             yield f"{file.name}:{node.lineno}: {call} with a type"
         if call.startswith("msgspec.") and call.endswith(".Decoder") and id(node) not in at_import:
