@@ -72,3 +72,8 @@ def torch_dtype(spelling: str) -> str:
     """torch's name (`bfloat16`) of a type (`BFloat16`, `c10::BFloat16`, `torch.bfloat16`); others in lower case."""
     word = spelling.strip().lower().removeprefix("torch.")
     return _SPELLINGS.get(word, word.removeprefix("c10::"))
+
+
+def dtype_bytes(spelling: str) -> int | None:
+    """Bytes of an element of a type, as `torch_dtype` reads it; None of an unknown one."""
+    return DTYPE_BYTES.get(torch_dtype(spelling))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import prod
 
-from overlaplab.dtypes import DTYPE_BYTES, torch_dtype
+from overlaplab.dtypes import DTYPE_BYTES, dtype_bytes
 from overlaplab.manifest import Manifest, Unit, strategy_traits
 from overlaplab.traits import Traits
 from overlaplab.vocabulary import FSDP2_ROOT, layer_number
@@ -49,7 +49,7 @@ def formula(manifest: Manifest, traits: Traits | None, part: str, rank: int = 0)
 
 def element_bytes(dtype: str) -> int:
     """Bytes of an element. Raises ValueError for an unknown type."""
-    if (size := DTYPE_BYTES.get(torch_dtype(dtype))) is None:
+    if (size := dtype_bytes(dtype)) is None:
         raise ValueError(f"unknown type {dtype}")
     return size
 
@@ -103,7 +103,7 @@ def whole_parameters_bytes(manifest: Manifest) -> int | None:
 def _bytes_in(manifest: Manifest, dtype: str | None) -> int | None:
     if dtype is None:
         return parameter_bytes(manifest)
-    size = DTYPE_BYTES.get(torch_dtype(dtype))
+    size = dtype_bytes(dtype)
     return None if size is None else _elements(manifest) * size
 
 

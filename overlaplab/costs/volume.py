@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from overlaplab.costs.link import ROUNDS, ring_factor
 from overlaplab.costs.memory import gathered_bytes, gathered_once, reduced_bytes
-from overlaplab.dtypes import DTYPE_BYTES, torch_dtype
+from overlaplab.dtypes import dtype_bytes
 from overlaplab.manifest import Manifest
 from overlaplab.traits import Traits
 
@@ -101,7 +101,7 @@ def _activation_bytes(manifest: Manifest) -> int | None:
     model = manifest.model
     if model is None or model.dtype is None or not (model.batch and model.seq and model.width):
         return None
-    size = DTYPE_BYTES.get(torch_dtype(model.dtype))
+    size = dtype_bytes(model.dtype)
     return None if size is None else (model.layers or 0) * model.batch * model.seq * model.width * size
 
 

@@ -299,9 +299,8 @@ def _every_accumulation(trace: Trace, launches: Sequence[LaunchSpan]) -> Iterato
     inner, outer = _accumulation_ranges(trace)
     inner = inner.assign(at_ns=inner["end_ns"].astype("Int64"))  # floats, where some are missing, are not exact
     both = pd.merge_asof(outer, inner, on="start_ns", by="thread", direction="forward", suffixes=("", "_in"))
-    within = (both["at_ns"] <= both["end_ns"]).to_numpy(
-        bool, na_value=False
-    )  # else the accumulation belongs to a later range
+    is_within = both["at_ns"] <= both["end_ns"]  # else the accumulation belongs to a later range
+    within = is_within.to_numpy(bool, na_value=False)
     inputs = trace.inputs
     shapes = dict(zip(inputs["event"].tolist(), inputs["shapes"], strict=True))
     absent = set(inputs.loc[inputs["types"] == '[""]', "event"])  # parameters without a gradient

@@ -17,7 +17,6 @@ from overlaplab.events import Run
 from overlaplab.evidence.arrays import int_or_none
 from overlaplab.findings.actions.ranked import certainty_words
 from overlaplab.findings.actions.words import cap_words, first_bucket_words
-from overlaplab.findings.diagnosis.bound import gains_by_buckets
 from overlaplab.findings.diagnosis.diagnose import Diagnosis, place_name
 from overlaplab.findings.diagnosis.other_problems import LEAVE_CORES
 from overlaplab.findings.loops import Loop
@@ -183,9 +182,7 @@ def cutting_limit_ns(table: pd.DataFrame, diagnosis: Diagnosis) -> int | None:
     if len(played):
         row = played.iloc[0]
         return max(int(row["step_ns"] + row["gain_ns"] - row["least_ns"]), 0)
-    if diagnosis.bound is None:
-        return None
-    return gains_by_buckets(diagnosis.bound, diagnosis.exposed_ns - diagnosis.paused_ns)
+    return diagnosis.bucket_gain_ns
 
 
 def _present_ns(row: Row) -> int:

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from overlaplab.findings.diagnosis.bound import gains_by_buckets
 from overlaplab.findings.diagnosis.diagnose import Diagnosis
 from overlaplab.findings.diagnosis.shares import CauseShare
 from overlaplab.findings.diagnosis.unseen import OTHER_RANKS, Unseen
@@ -81,7 +80,7 @@ def step_marks(diagnosis: Diagnosis) -> pd.DataFrame:
     alone = span - exposed + diagnosis.paused_ns
     marks = {"measured": span, "no communication": alone} if exposed else {}
     if exposed and diagnosis.bound is not None:
-        gained = gains_by_buckets(diagnosis.bound, exposed - diagnosis.paused_ns)
+        gained = diagnosis.bucket_gain_ns
         played = pd.notna(diagnosis.bound.get("found_ns"))
         launched = alone + int(diagnosis.bound["bound_ns"]) - int(diagnosis.bound["compute_ns"])
         if gained is not None:

@@ -207,8 +207,8 @@ def test_theory_asks_for_traits_and_not_for_a_name(
 def test_run_json_may_spell_types_as_people_do(tmp_path: Path, dtype: str, sent_bytes: int) -> None:
     """Two ranks all-reduce four activations of each of 3 layers, of 80 elements of 2 bytes."""
     model = {"batch": 1, "seq": 8, "width": 10, "layers": 3, "dtype": dtype}
-    told = manifest("zero2", mesh={"dp": 1, "tp": 2}, model=model)
-    theory = volume_theory(run_of(tmp_path, RANK, RANK, manifest=told))
+    run_json = manifest("zero2", mesh={"dp": 1, "tp": 2}, model=model)
+    theory = volume_theory(run_of(tmp_path, RANK, RANK, manifest=run_json))
     assert theory is not None
     assert theory.sent_bytes == sent_bytes
 

@@ -95,14 +95,14 @@ def test_advice_names_the_largest_of_the_best_caps() -> None:
 
 def test_the_recorded_setting_is_not_advised() -> None:
     """Though it replays shorter than it was measured."""
-    said = findings.what_if_advice(caps(490, 495, 497), 497_000_000, DOUBT_NS, recorded=0.5)
-    assert said == "No cap is predicted to make the step shorter: the shortest is 490.0 ms, with bucket_cap_mb 0.5."
+    advice = findings.what_if_advice(caps(490, 495, 497), 497_000_000, DOUBT_NS, recorded=0.5)
+    assert advice == "No cap is predicted to make the step shorter: the shortest is 490.0 ms, with bucket_cap_mb 0.5."
     assert "bucket_cap_mb 0.5: predicted gain" in findings.what_if_advice(
         caps(490, 495, 497), 497_000_000, DOUBT_NS, recorded=2.0
     )
     depths = pd.DataFrame({"prefetch": [1, 2], "step_ns": [480_000_000, 490_000_000]})
-    said = findings.depths_advice(depths, 497_000_000, DOUBT_NS, recorded=1)
-    assert said == "No prefetch depth is predicted to make the step shorter."
+    advice = findings.depths_advice(depths, 497_000_000, DOUBT_NS, recorded=1)
+    assert advice == "No prefetch depth is predicted to make the step shorter."
 
 
 def test_the_advised_cap_is_named_where_it_is_as_good() -> None:

@@ -67,7 +67,7 @@ def nested(depth: int) -> bytes:
     return b"(" + b"(l" * depth + b"."
 
 
-def doubled(times: int) -> list[Any]:
+def repeat_doubly(times: int) -> list[Any]:
     """A list that a pickle has in a few bytes, and as text 2 ** times."""
     value: list[Any] = []
     for _ in range(times):
@@ -87,9 +87,9 @@ HOSTILE: dict[str, tuple[bytes, str]] = {
     "an empty stack": (b"\x80\x02.", "damaged pickle"),
     "nothing": (b"", "damaged pickle"),
     "a deep pickle": (b"\x80\x02" + b"]" * 100_000 + b"a" * 99_999 + b".", "no Flight Recorder dump"),
-    "a value that repeats": (pickle.dumps({"entries": doubled(40)}), "no Flight Recorder dump"),
+    "a value that repeats": (pickle.dumps({"entries": repeat_doubly(40)}), "no Flight Recorder dump"),
     "a value beside the entries that repeats": (
-        pickle.dumps({"entries": [dump_entry(1, 7) | {"frames": doubled(40), "state": 3}]}),
+        pickle.dumps({"entries": [dump_entry(1, 7) | {"frames": repeat_doubly(40), "state": 3}]}),
         "no Flight Recorder dump",
     ),
     "cut JSON": (json.dumps(NCCL).encode()[:-40], "no Flight Recorder dump"),

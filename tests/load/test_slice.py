@@ -235,7 +235,7 @@ def test_half_a_surrogate_pair_is_copied_as_it_is_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize("fillers", [0, 20_000])
 @pytest.mark.parametrize("damage", ['"x": NaN', '"path": "C:\\path"'])
 def test_what_follows_a_damaged_event_comes_along(tmp_path: Path, damage: str, fillers: int) -> None:
-    """Of a file of more than a chunk, the damaged event is in the first one."""
+    """The damaged event is in the first chunk, also where the file has more."""
     events = [
         step(0, 0, 50),
         op("damaged", 1, 2) | {"args": "DAMAGE"},

@@ -40,7 +40,7 @@ _PEERS_BESIDE = columns("collectives", "rank", "start_ns", "wait_ns", "exposed_n
 def page() -> None:
     head = begin_page("Timeline")
     opened = head.opened
-    with head.finding_why():  # half of that is what the canvas shows
+    with head.finding_why():  # the canvas shows exposed time by its causes
         _ = opened.timeline
     ranks = pick_ranks(opened.run)
     step = pick_step(opened.timeline.steps, findings.first_shown(opened.window.get("step")))

@@ -20,7 +20,7 @@ from overlaplab.findings.actions.ranked import (
     short_words,
 )
 from overlaplab.findings.actions.words import OPEN_ALL
-from overlaplab.findings.diagnosis.bound import DeeperPrefetch, split_unhideable
+from overlaplab.findings.diagnosis.bound import DeeperPrefetch, gains_by_buckets, split_unhideable
 from overlaplab.findings.diagnosis.causes import rank_and_step
 from overlaplab.findings.diagnosis.headline import cause_of_advice, find_headline
 from overlaplab.findings.diagnosis.other_problems import (
@@ -94,6 +94,11 @@ class Diagnosis:
     def paused_ns(self) -> int:
         """How much of the exposed time the host paused: communication did not cause it, and hiding it gains nothing."""
         return sum(share.exposed_ns for share in self.causes if share.cause is Cause.GAP)
+
+    @property
+    def bucket_gain_ns(self) -> int | None:
+        """How much shorter other buckets make, or could make, the step, whose pauses stay; None where unknown."""
+        return None if self.bound is None else gains_by_buckets(self.bound, self.exposed_ns - self.paused_ns)
 
     @property
     def listed_actions(self) -> Sequence[Advised]:

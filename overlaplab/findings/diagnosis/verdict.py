@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pandas as pd
 
-from overlaplab.findings.diagnosis.bound import gains_by_buckets
 from overlaplab.findings.diagnosis.diagnose import Diagnosis, place_name
 from overlaplab.findings.diagnosis.unseen import OTHER_RANKS, Unseen, late_start_words
 from overlaplab.findings.thresholds import LITTLE_GAIN
@@ -59,7 +58,7 @@ def how_short(diagnosis: Diagnosis) -> str:
                 f" any communication it would take {ms(alone_ns)}{idles}."
             )
         how = f"{ms(best)} with the best buckets found{gap}"
-    elif (gained := gains_by_buckets(bound, exposed_ns)) is not None:
+    elif (gained := diagnosis.bucket_gain_ns) is not None:
         how = f"at best {ms(span_ns - gained)} with other buckets and no delays or late ranks"
     elif ahead is not None:
         how = f"at best {ms(ahead.step_ns)} with prefetch {ahead.depth}"

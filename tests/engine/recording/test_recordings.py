@@ -366,8 +366,8 @@ def test_caps_are_those_of_buckets(
     strategy = SimpleNamespace(
         traits=class_of(name).traits, buckets=[(8, ["a"])] * buckets, stages=None, keeps_last=None, comm=None
     )
-    told = _settings(Config(out=tmp_path, strategy=name, bucket_cap_mb=2.0, first_bucket_mb=1.0), strategy)
-    assert (told["bucket_cap_mb"], told["first_bucket_mb"]) == (cap, first)
+    settings = _settings(Config(out=tmp_path, strategy=name, bucket_cap_mb=2.0, first_bucket_mb=1.0), strategy)
+    assert (settings["bucket_cap_mb"], settings["first_bucket_mb"]) == (cap, first)
 
 
 def test_torch_ddps_buckets_are_those_that_ddp_reports(tmp_path: Path, recorded: Callable[[str], Recording]) -> None:

@@ -170,8 +170,8 @@ def test_half_the_bytes_behind_another_link(tmp_path: Path) -> None:
     halved = ddp_ranks([2 * MIB], transfer=lambda num_bytes: 20 + num_bytes // 200_000)
     truth = recorded_spans_ns(run_of(tmp_path / "halved", *halved, backend="nccl"))
     link = Link(emulated=True, bandwidth_gbps=800.0, latency_us=10.0, world_size=2)
-    found = predict_device(run, Setting(link=link, edits=(("half-bytes", None),)))
-    assert found.predicted_ns.tolist() == truth.tolist()
+    prediction = predict_device(run, Setting(link=link, edits=(("half-bytes", None),)))
+    assert prediction.predicted_ns.tolist() == truth.tolist()
 
 
 def test_half_the_bytes_of_one_size_may_gain_nothing(tmp_path: Path) -> None:
