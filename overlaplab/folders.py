@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Collection
 from pathlib import Path
 
 MANIFEST_NAME = "run.json"
+_MAX_OTHER_BYTES = 1 << 20
+"""Larger JSON is taken for a trace: what overlaplab writes besides is smaller."""
 _WATCHED_NAME = re.compile(r"rank\d{1,6}\.(json|cells)")
 
 
@@ -76,7 +79,18 @@ def _holds_run(folder: Path) -> bool:
         names = [entry.name for entry in os.scandir(folder)]
     except OSError:
         return False
-    return MANIFEST_NAME in names or bool(trace_names(names))
+    return MANIFEST_NAME in names or any(_may_be_trace(folder / name) for name in trace_names(names))
+
+
+def _may_be_trace(path: Path) -> bool:
+    """Whether a file may be a trace, a damaged one, too: whole JSON without events, such as a baseline, is none."""
+    try:
+        if path.suffix != ".json" or not path.is_file() or path.stat().st_size > _MAX_OTHER_BYTES:
+            return True
+        content = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return True
+    return not isinstance(content, dict) or "traceEvents" in content
 
 
 def natural_key(name: str) -> list[tuple[float, str]]:

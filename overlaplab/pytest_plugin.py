@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import subprocess
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import TYPE_CHECKING
 
 import pytest
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from overlaplab.events import Run
 
 _SHOWN = 2000
-"""Characters of a failed command's errors that are shown."""
+"""Bytes of a failed command's output that are shown, the last ones."""
 
 
 class Gate:
@@ -35,17 +36,26 @@ class Gate:
         """Run a command that records, and open what it recorded.
 
         `{out}` in its arguments becomes a new folder of the test's, which the environment has as OVERLAPLAB_RECORD,
-        too. Fails the test if the command does, or takes more than `timeout` seconds.
+        too. Fails the test if the command does, or takes more than `timeout` seconds: its ranks are ended then.
         """
+        from overlaplab.cli.sweep import run_to_end
         from overlaplab.load.run_folder import load_run
 
         self._recorded += 1
         out = self._folder / f"run-{self._recorded}"
         filled = [word.replace("{out}", str(out)) for word in command]
         environment = os.environ | {"OVERLAPLAB_RECORD": str(out)}
-        done = subprocess.run(filled, env=environment, capture_output=True, text=True, timeout=timeout, check=False)
-        if done.returncode:
-            pytest.fail(f"{filled[0]} ended with {done.returncode}: {done.stderr[-_SHOWN:]}", pytrace=False)
+        with TemporaryFile() as output:
+            try:
+                code = run_to_end(filled, output, environment, group=True, timeout_s=timeout)
+            except subprocess.TimeoutExpired as error:
+                pytest.fail(f"{filled[0]} took more than {error.timeout:g} s", pytrace=False)
+            except OSError as error:
+                pytest.fail(f"{filled[0]} cannot be run: {error.strerror}", pytrace=False)
+            if code:
+                output.seek(max(0, output.tell() - _SHOWN))
+                written = output.read().decode(errors="replace")
+                pytest.fail(f"{filled[0]} ended with {code}: {written}", pytrace=False)
         return load_run(out)
 
     def check(

@@ -123,12 +123,18 @@ def record_all(rounds: Sequence[Sequence[PlannedRecording]], recorder: Recorder)
 
 
 def run_to_end(
-    words: Sequence[str], output: IO[bytes], environment: Mapping[str, str] | None = None, *, group: bool = False
+    words: Sequence[str],
+    output: IO[bytes],
+    environment: Mapping[str, str] | None = None,
+    *,
+    group: bool = False,
+    timeout_s: float | None = None,
 ) -> int:
     """Run a program to its end, with what it writes in `output`; its exit code, below 0 the signal that killed it.
 
     If this process is interrupted, the program is asked to end its ranks in order, and with `group` those that it
-    started are asked, too: a shell would leave them behind. What is left after a while is killed.
+    started are asked, too: a shell would leave them behind. What is left after a while is killed. The same happens
+    after `timeout_s` seconds, which raise `subprocess.TimeoutExpired`.
     """
     # A session of its own: Ctrl-C reaches the engine once, through here, and its ranks end in order.
     process = subprocess.Popen(
@@ -140,7 +146,7 @@ def run_to_end(
         start_new_session=True,
     )
     try:
-        return process.wait()
+        return process.wait(timeout_s)
     except BaseException:
         _end(process, os.killpg if group else os.kill)
         raise

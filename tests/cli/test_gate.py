@@ -259,6 +259,16 @@ def test_it(overlaplab_gate):
 def test_a_script_that_fails(overlaplab_gate):
     overlaplab_gate.record(sys.executable, "-c", "raise SystemExit('no such model')")
 """
+HANGING = """
+import sys
+
+def test_it(overlaplab_gate):
+    ranks = "import os, sys, time; os.fork(); open(sys.argv[1] + str(os.getpid()), 'w').close(); time.sleep(600)"
+    overlaplab_gate.record(sys.executable, "-c", ranks, "pid-", timeout=3)
+
+def test_no_program(overlaplab_gate):
+    overlaplab_gate.record("no-such-program")
+"""
 
 
 @pytest.mark.parametrize(("sample", "passes"), [("cap-1-4", True), ("cap-25", False)])
@@ -271,6 +281,20 @@ def test_the_fixture_fails_a_test_in_one_line(tmp_path: Path, stored: Path, samp
     assert ("exposed_comm_ns changed by +" in done.stdout) is not passes
     assert "ended with 1: no such model" in done.stdout
     assert "Traceback" not in done.stdout
+
+
+def test_what_takes_too_long_is_ended_with_its_ranks(tmp_path: Path) -> None:
+    (tmp_path / "test_use.py").write_text(HANGING)
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-q", "test_use.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert "took more than 3 s" in done.stdout
+    assert "no-such-program cannot be run: No such file or directory" in done.stdout
+    assert "Traceback" not in done.stdout
+    ranks = [int(path.name.removeprefix("pid-")) for path in tmp_path.glob("pid-*")]
+    assert len(ranks) == 2
+    for rank in ranks:
+        with pytest.raises(ProcessLookupError):
+            os.kill(rank, 0)
 
 
 def test_the_conditions_of_the_page_can_be_read() -> None:

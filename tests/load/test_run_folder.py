@@ -11,6 +11,7 @@ import pytest
 from made.traces import op, run_of, write
 
 from overlaplab import OverlaplabError, load_ranks, load_run
+from overlaplab.folders import run_folders
 
 
 def info(rank: int, world_size: int = 2) -> dict[str, object]:
@@ -153,6 +154,20 @@ def test_a_folder_of_documents_alone_names_the_first(tmp_path: Path) -> None:
         (tmp_path / name).write_text("{}")
     with pytest.raises(OverlaplabError, match=r"a\.json: not a torch\.profiler trace"):
         load_run(tmp_path)
+
+
+def test_a_baseline_beside_runs_does_not_hide_them(tmp_path: Path) -> None:
+    for name in ("b", "a", "cut"):
+        (tmp_path / name).mkdir()
+        write(tmp_path / name / "rank-0.json", [])
+    cut = tmp_path / "cut" / "rank-0.json"
+    cut.write_bytes(cut.read_bytes()[:5])
+    (tmp_path / "documents").mkdir()
+    for place in (tmp_path, tmp_path / "documents"):
+        (place / "baseline.json").write_text('{"format_version": 1, "recordings": []}')
+    assert run_folders(tmp_path) == [str(tmp_path / name) for name in ("a", "b", "cut")]
+    (tmp_path / "events.json").write_text("[]")
+    assert run_folders(tmp_path) == [str(tmp_path)]
 
 
 def test_thousands_of_files_are_one_clear_line_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
