@@ -148,7 +148,8 @@ def _draw_curve(
     tone = getattr(tones, curve.tone)
     places = sorted({*table["at"], *(dots["at"] if dots is not None else ())})
     ticks = _spread(places)
-    scale = alt.Scale(type="log", base=2, domain=[places[0], places[-1]], nice=False)
+    spacing: dict[str, Any] = {"type": "log", "base": 2} if places[0] > 0 else {"type": "linear"}
+    scale = alt.Scale(**spacing, domain=[places[0], places[-1]], nice=False)
     label = "format(datum.value, datum.value < 1 ? '~g' : ',~f')"
     x = alt.X("at:Q", title=curve.x_title, scale=scale, axis=alt.Axis(values=ticks, labelExpr=label, labelFlush=True))
     low = [value for _, value in levels]

@@ -56,7 +56,8 @@ class Uploads:
         if len(self._folders) >= _MOST_RUNS:
             raise OverlaplabError(f"{_MOST_RUNS} uploads are open already", remedy="Close one first.")
         self._count += 1
-        name, folder = f"{PREFIX}{self._count}", self._root / str(self._count)
+        name = f"{PREFIX}{self._count}"
+        folder = self._root / name.removeprefix("/")
         folder.mkdir()
         self._folders[name] = folder
         try:
@@ -76,7 +77,7 @@ class Uploads:
 
     def without_folder(self, text: str) -> str:
         """An error's text without the folder's path, which says nothing to its reader."""
-        return re.sub(rf"{re.escape(str(self._root))}(/[0-9]+)?/?", "", text)
+        return re.sub(rf"{re.escape(str(self._root))}(/uploaded [0-9]+)?/?", "", text)
 
     def remove(self, name: str) -> None:
         """Delete a run's files."""

@@ -36,8 +36,11 @@ def collectives_lead(
     every = table["index"].nunique()
     with_waits = table[table["wait_ns"].notna()]
     if with_waits.empty:
-        spent = ms(int(time_spent(table.dropna(subset=["start_ns", "end_ns"])).sum()))
+        timed = table.dropna(subset=["start_ns", "end_ns"])
         why = why_waits_unknown(table) or "that takes the traces of all ranks that took part"
+        if timed.empty:
+            return f"{number}. How long ranks spent in them, and how much of that is waiting, is unknown: {why}."
+        spent = ms(int(time_spent(timed).sum()))
         return f"{number}, in which ranks spent {spent}. How much of it is waiting is unknown: {why}."
     spent_ns, waited_ns = int(time_spent(with_waits).sum()), int(with_waits["wait_ns"].sum())
     number_known = with_waits["index"].nunique()

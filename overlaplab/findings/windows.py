@@ -54,7 +54,7 @@ def window_lead(window: WindowStatistics, step: int | None = None, chosen: str =
     lead += f" ({percent(exposed, int(table['span_ns'].sum()))} of this window"
     if len(table) == 1:
         return f"{lead})."
-    lead += ", all ranks together)."
+    lead += f", {count(len(table), 'rank')} together)."
     worst = table.iloc[int(table["exposed_comm_ns"].argmax())]
     return f"{lead} Most on rank {rank_word(worst['rank'])}: {ms(int(worst['exposed_comm_ns']))}." if exposed else lead
 

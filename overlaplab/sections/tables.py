@@ -678,7 +678,8 @@ def window_causes_rows(window: WindowStatistics) -> TableBlock:
     """Why communication was exposed in a window."""
     return TableBlock(
         key="window_causes",
-        caption="Why it was exposed" + (", all ranks" if len(window.ranks) > 1 else ""),
+        caption="Why it was exposed"
+        + (f", {count(len(window.ranks), 'rank')} together" if len(window.ranks) > 1 else ""),
         frame=window.causes.assign(cause=[findings.mark_word(MarkKind(part)) for part in window.causes["part"]]),
         columns=columns("exposed", "exposed_ns", "cause"),
     )

@@ -161,6 +161,13 @@ def test_many_collectives_share_points_and_none_vanishes() -> None:
     assert points[-1]["who"] == "number 2000"
 
 
+def test_times_that_were_not_recorded_are_unknown() -> None:
+    untimed = late().assign(start_ns=pd.NA, end_ns=pd.NA, wait_ns=pd.NA)
+    lead = collectives_lead(untimed, None)
+    assert lead.startswith("2 collectives. How long ranks spent in them, and how much of that is waiting, is unknown: ")
+    assert "ms" not in lead
+
+
 def test_the_lead_names_the_rank_that_was_waited_for() -> None:
     step = summary_rows((0, 4, 100, 30))
     found = diagnose(step, worst_step(step), exposed_rows((0, 4, "straggler wait", 5, 1)), step)

@@ -71,6 +71,14 @@ def test_a_step_of_an_unknown_cap_is_a_named_line() -> None:
     assert " ".join(drawn.title.text) == "Predicted step by prefetch: shortest with 1, 170.0 ms"
 
 
+def test_a_depth_of_none_has_its_place() -> None:
+    depths = pd.DataFrame({"prefetch": [0, 1, 2], "step_ns": [190_000_000, 170_000_000, 170_000_000]})
+    drawn = charts.depths_predicted(depths, chosen=0, measured_ns=201_000_000, half_ns=10e6).to_dict()
+    scales = [layer["encoding"]["x"]["scale"] for layer in drawn["layer"] if "scale" in layer["encoding"].get("x", {})]
+    assert scales
+    assert all(scale["type"] == "linear" and scale["domain"] == [0, 2] for scale in scales)
+
+
 @pytest.mark.parametrize(("limit", "side"), [(80 * 10**9, "right"), (10**9, "left")])
 def test_the_memory_of_a_gpu_is_a_named_line(limit: int, side: str) -> None:
     parts = {f"{part}_bytes": [10**10] for part in PLAN_PARTS}

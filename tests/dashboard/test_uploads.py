@@ -244,6 +244,7 @@ def test_without_a_folder_uploads_are_runs_like_others(
     assert not app.exception
     assert app.multiselect(key="compared").value == ["/uploaded 1", "/uploaded 2"]
     assert app.multiselect(key="compared").options == ["uploaded 1", "uploaded 2"]
+    assert app.dataframe[0].value["run"].tolist() == ["uploaded 1", "uploaded 2"]
 
 
 def test_a_link_to_another_sessions_upload_gives_the_default(opened: Open, runs: Path, tmp_path: Path) -> None:

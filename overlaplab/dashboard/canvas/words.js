@@ -6,7 +6,7 @@ function axisTime(ns, step) {
   const digits = Math.max(0, Math.ceil(-Math.log10(step / (seconds ? 1e9 : 1e6)) - 1e-9));
   const value = ns / (seconds ? 1e9 : 1e6);
   const text = value.toLocaleString("en-US", { minimumFractionDigits: digits, maximumFractionDigits: digits });
-  return `${text === "-0" ? "0" : text} ${seconds ? "s" : "ms"}`;
+  return `${/[1-9]/.test(text) ? text : text.replace("-", "")} ${seconds ? "s" : "ms"}`;
 }
 
 // A count with commas between thousands.

@@ -49,11 +49,12 @@ def page() -> None:
         show_nothing_counts(opened)
         return
     show_warnings(opened)
-    window, event, *_ = links.spot_of_query()
-    links.warn_of_spot(
-        has_window=_within_run(opened.timeline, window) is not None,
-        has_event=event is not None and _find_mark(opened, event) is not None,
-    )
+    linked = links.spot_of_query()
+    if linked not in _written_spots()[1]:  # else this page wrote it, perhaps of the run before
+        links.warn_of_spot(
+            has_window=_within_run(opened.timeline, linked.window) is not None,
+            has_event=linked.event is not None and _find_mark(opened, linked.event) is not None,
+        )
     body = st.container()
     with head.finding_why(), body:  # the canvas is there before the verdict, which may take longer
         _timeline(opened, ranks, _requested_spot(opened, ranks, step))
@@ -115,7 +116,12 @@ def _spot(opened: Opened, linked: links.Spot) -> CanvasState | None:
 def _within_run(timeline: Timeline, window: tuple[int, int] | None) -> tuple[int, int] | None:
     """A link's window, no wider than the run and as much on both sides; None where it lies beside the run."""
     start, end = timeline.extent
-    if window is None or window[0] >= end or window[1] <= start:
+    events = timeline.events  # some may lie outside the steps, where the canvas shows them, too
+    if (
+        window is None
+        or window[0] >= max(end, events["end_ns"].max())
+        or window[1] <= min(start, events["start_ns"].min())
+    ):
         return None
     return max(window[0], 2 * start - end), min(window[1], 2 * end - start)
 

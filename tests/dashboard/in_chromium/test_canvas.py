@@ -217,6 +217,8 @@ def test_a_lane_is_painted_as_its_events_lie(script: Page) -> None:
         ("lasting(12_345_678_901)", "12.35 s"),
         ("axisTime(1_234_567_890, 1000)", "1,234.568 ms"),
         ("axisTime(-1, 1e6)", "0 ms"),
+        ("axisTime(-0, 5e5)", "0.0 ms"),
+        ("axisTime(-2e6, 5e5)", "-2.0 ms"),
         ("axisTime(25e9, 5e9)", "25 s"),
     ],
 )

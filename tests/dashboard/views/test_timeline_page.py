@@ -40,13 +40,13 @@ def test_it_says_what_it_shows_the_verdict_the_figures_and_what_to_do(opened, ru
     assert body_texts(app)[0] == (
         "2 ranks, step 0 (the most exposed rank, its median step by exposed time), 1.0 ms from the first rank's"
         " start to the last one's end: 0.70 ms of 1.0 ms of"
-        " communication is exposed (35\u00a0% of this window, all ranks together). Most on rank 0: 0.35 ms."
+        " communication is exposed (35\u00a0% of this window, 2 ranks together). Most on rank 0: 0.35 ms."
     )
     assert app.selectbox(key="step_picker").placeholder == "Step 0 at first"
     assert "emulated link 1Gbps,200us" in words(app)
     assert headlines(app) == [
         "Visible: 0.000 to 1.000 ms",
-        "Why it was exposed, all ranks",
+        "Why it was exposed, 2 ranks together",
         "What took most time there",
     ]
     ranks, causes = app.dataframe[0].value, app.dataframe[1].value
@@ -124,6 +124,26 @@ def test_a_link_that_cannot_be_followed_shows_the_run(opened, runs: Path, query:
     assert not app.exception
     assert headlines(app)[0] == "Visible: 0.000 to 1.000 ms"
     assert "Selected event" not in headlines(app)
+
+
+def test_another_run_is_not_asked_for_the_window_of_the_one_before(opened, tmp_path: Path) -> None:
+    run_of(tmp_path / "long", [event("aten::mm", 0, 2000)])
+    run_of(tmp_path / "short", [event("aten::mm", 100, 400)])
+    app = opened(tmp_path, "timeline", "long")
+    app.query_params["from"], app.query_params["to"] = "1500000", "1900000"
+    app.run()
+    app.selectbox(key="run_picker").set_value("short").run()
+    assert headlines(app)[0] == "Visible: 0.000 to 0.300 ms"
+    assert not app.warning
+
+
+def test_a_link_to_what_lies_before_the_steps_is_followed(opened, tmp_path: Path) -> None:
+    run_of(tmp_path / "early", [event("aten::mm", 100, 400), step(1, 500, 900)])
+    app = opened(tmp_path, "timeline", "early")
+    app.query_params["from"], app.query_params["to"] = "0", "300000"
+    app.run()
+    assert not app.warning
+    assert headlines(app)[0] == "Visible: 0.000 to 0.300 ms"
 
 
 def test_a_step_is_a_window(opened, runs: Path) -> None:
