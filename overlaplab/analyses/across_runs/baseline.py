@@ -98,8 +98,8 @@ def recordings_before(
     `path` is the baseline's file. Another run's figures of causes are there only where the conditions ask for them.
 
     Raises `OverlaplabError` where the run cannot be compared with them: it did other work, other steps or ranks count,
-    a rank's trace is missing, one ran on GPUs and the other on CPUs, or they ask for changes of causes that the baseline
-    has by earlier rules; and where it, or the other run, was predicted or did not attain its emulated link.
+    a rank's trace is missing, one ran on GPUs and the other on CPUs, or they ask for changes of causes that the
+    baseline has by earlier rules; and where it, or the other run, was predicted or did not attain its emulated link.
     """
     for judged_run in (run,) if other is None else (run, other):
         _require_judgeable(judged_run)
