@@ -44,7 +44,9 @@ def advise(
         bool,
         typer.Option("--verify", help="Record the present, the advised and a neighbouring setting, and compare them."),
     ] = False,
-    repeats: Annotated[int, typer.Option(min=3, help="Recordings of each setting with --verify.")] = 3,
+    repeats: Annotated[
+        int | None, typer.Option(min=3, help="Recordings of each setting with --verify. Default: 3.")
+    ] = None,
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Folder of --verify's recordings. Default: RUN-verify.")
     ] = None,
@@ -58,6 +60,9 @@ def advise(
     """
     if context.args and not verify:
         raise OverlaplabError(f"{context.args[0]}: one run only", remedy="A command after -- goes with --verify.")
+    for option, value in (("--repeats", repeats), ("--out", out)):
+        if value is not None and not verify:
+            raise OverlaplabError(f"{option} goes with --verify", remedy="Add --verify, or leave it out.")
     from overlaplab import findings
     from overlaplab.report import documents, terminal
     from overlaplab.sections.run_tables import RunTables
@@ -68,7 +73,10 @@ def advise(
     tables = RunTables(run=loaded)
     if not as_json:
         show(*terminal.advise(tables))
-    verified = _verify_advice(tables, out or _folder_beside(run), repeats, context.args) if verify else None
+    verified = None
+    if verify:
+        again = Opening(communication=opening.communication, no_cache=opening.no_cache)
+        verified = _verify_advice(tables, out or _folder_beside(run), repeats or 3, context.args, again)
     if as_json:
         print_json(documents.advice_document(tables, verified))
     elif verified is not None:
@@ -84,7 +92,7 @@ def _folder_beside(run: str) -> Path:
     return Path(f"{run.rstrip('/')}-verify")
 
 
-def _verify_advice(tables: RunTables, out: Path, repeats: int, command: list[str]) -> dict[str, Any]:
+def _verify_advice(tables: RunTables, out: Path, repeats: int, command: list[str], opening: Opening) -> dict[str, Any]:
     """Record the settings in turn, by the user's command or else the run's own: is the advised one's gain confirmed?"""
     from overlaplab import findings
     from overlaplab.analyses.across_runs.tiers import verify_gain
@@ -98,7 +106,7 @@ def _verify_advice(tables: RunTables, out: Path, repeats: int, command: list[str
     rounds = sweep.in_rounds(settings, repeats, out, seed=0)
     if failed := sweep.record_all(rounds, recorder):
         raise OverlaplabError(failed[0], path=out)
-    runs = {name: _recordings(rounds, name) for name in settings}
+    runs = {name: _recordings(rounds, name, opening) for name in settings}
     spans = {name: [_spans(recording) for recording in recorded] for name, recorded in runs.items()}
     gain = verify_gain(spans[_PRESENT], spans[_ADVISED])
     beside = verify_gain(spans[_ADVISED], spans[_NEIGHBOUR]) if other is not None else None
@@ -138,10 +146,10 @@ def _script_settings(run: Run, rows: Mapping[str, Row | None], command: list[str
     return script.Script(command), {name: script.setting({script.CAP: f"{cap:.12g}"}) for name, cap in caps.items()}
 
 
-def _recordings(rounds: list[list[sweep.PlannedRecording]], name: str) -> list[Run]:
+def _recordings(rounds: list[list[sweep.PlannedRecording]], name: str, opening: Opening) -> list[Run]:
     """The recordings of one setting."""
     folders = [recording.out for recordings in rounds for recording in recordings]
-    return load([str(folder) for folder in folders if folder.name.partition("-")[0] == name], OPENING)
+    return load([str(folder) for folder in folders if folder.name.partition("-")[0] == name], opening)
 
 
 def _spans(run: Run) -> Any:

@@ -64,32 +64,32 @@ def compare(
     from overlaplab.findings.requirements import judge_requirements, parse_requirement
     from overlaplab.report import documents, terminal
 
-    stored = None if baseline is None else analyses.stored_baseline(baseline)
     runs = expand_runs(runs)
     conditions = [analyses.parse_condition(text) for text in fail_if or ()]
     requirements = [parse_requirement(text) for text in require or ()]
-    if len(runs) < 2 and stored is None and (conditions or not requirements):
+    if len(runs) < 2 and baseline is None and (conditions or not requirements):
         raise OverlaplabError("only one run", path=runs[0], remedy="Name two or more to compare, or a --baseline.")
-    loaded = load(runs, opening)
     names = [str(condition) for condition in (*conditions, *requirements)]
     checks = bool(names or junit or markdown)
     causes = any(condition.is_of_cause for condition in conditions)
-    first = loaded[0] if stored is None and len(loaded) > 1 else None
     before: Sequence[Scalars] = ()
-    if stored is not None or (checks and (conditions or not requirements)):
-        with _write_if_not_judged(names, loaded[-1].path, junit, markdown):
+    with _write_if_not_judged(names, runs[-1], junit, markdown):
+        stored = None if baseline is None else analyses.stored_baseline(baseline)
+        loaded = load(runs, opening)
+        first = loaded[0] if stored is None and len(loaded) > 1 else None
+        if stored is not None or (checks and (conditions or not requirements)):
             before = analyses.recordings_before(
                 loaded[-1], selection, stored, first, conditions=conditions, path=baseline
             )
-    if as_json:
-        print_json(documents.compare_document(loaded, selection))
-    else:
-        show(*terminal.compare(loaded, selection, every=every))
+        if as_json:
+            print_json(documents.compare_document(loaded, selection))
+        else:
+            show(*terminal.compare(loaded, selection, every=every))
     if checks:
         from overlaplab.report.checks import gate_markdown, junit_xml
 
-        figures = analyses.scalars(loaded[-1], selection, causes=causes)
         with _write_if_not_judged(names, loaded[-1].path, junit, markdown):
+            figures = analyses.scalars(loaded[-1], selection, causes=causes)
             lines = findings.check_lines(analyses.judged(conditions, before, figures))
             lines += judge_requirements(loaded[-1], requirements, selection) if requirements else []
         if junit is not None:

@@ -8,6 +8,7 @@ import typer
 
 from overlaplab.cli.options import OPENING, Every, Json, Opening, RunPath, group_options
 from overlaplab.cli.shared import load, print_json, show
+from overlaplab.errors import OverlaplabError
 from overlaplab.selection import EVERYTHING, Selection
 
 app = typer.Typer()
@@ -59,6 +60,9 @@ def summary(
     opening: Opening = OPENING,
 ) -> None:
     """What to try, and where each rank's steps went: compute, communication hidden and exposed, memory, idle."""
+    if line and (as_json or every):
+        what = f"--line goes without {'--json' if as_json else '--all'}"
+        raise OverlaplabError(what, remedy="Leave one of them out.")
     if line:
         from overlaplab.report import terminal
         from overlaplab.sections.run_tables import RunTables

@@ -82,6 +82,9 @@ def export(
     if perfetto is None and inductor_estimates is None:
         raise OverlaplabError("nothing to export", remedy="Give --perfetto FILE or --inductor-estimates FILE.")
     if str(perfetto) == "-":
+        if inductor_estimates is not None:
+            what = "--perfetto - goes without --inductor-estimates"
+            raise OverlaplabError(what, remedy="Export one after the other.")
         with progress("writing ranks") as advance:
             write_perfetto(load([run], opening)[0], sys.stdout.buffer, packed=False, progress=advance)
         return

@@ -73,6 +73,9 @@ def sweep_command(
     recorder: sweep.Recorder
     own_command = bool(context.args) and not context.args[0].startswith("-")
     if own_command:
+        if strategy is not None:
+            remedy = "Your command decides it: leave --strategy out."
+            raise OverlaplabError("--strategy is for overlaplab record", remedy=remedy)
         settings = script.settings(context.args, bucket_cap_mb, set_values or [])
         recorder = script.Script(context.args)
     else:

@@ -16,6 +16,8 @@ T = TypeVar("T")
 
 _ROUNDED = 0.01
 """How far a number of parameters may be from the recorded one where it is given, rounded, as in 6.8M."""
+_ALIKE = 0.1
+"""How far it may be from that of the model's sizes where both are given: rounded, as in 7B, or not quite like GPT-2."""
 _SIZES = ("layers", "width", "heads", "vocab")
 _USUAL = Batch(seq=2048, microbatch=1, accumulate=1, ranks=8)
 """What a plan has where nothing is said and nothing recorded."""
@@ -180,6 +182,12 @@ class AskedPlan:
         tokens = _or_usual(self.tokens, seq * microbatch * ranks * usual.accumulate)
         model = self._model(recording, seq)
         parameters = self.parameters
+        if self._stated_sizes():
+            if model is None and (parameters is not None or recording is not None):
+                raise OverlaplabError("the model's sizes are incomplete", remedy="Give --layers and --width together.")
+            if model and parameters and abs(parameters - model.parameters) > _ALIKE * model.parameters:
+                what = f"--params {parameters:,}: the model's sizes make {model.parameters:,}"
+                raise OverlaplabError(what, remedy="Leave --params or the sizes out.")
         if parameters is None:
             described = recording if model is None else model
             if described is None:
@@ -198,13 +206,15 @@ class AskedPlan:
 
     def _model(self, recording: RecordedPlan | None, seq: int) -> Transformer | None:
         """None where its layers or their width are unknown."""
-        stated = {name: getattr(self, name) for name in ("layers", "width", "heads", "vocab", "tied")}
         recorded = asdict(recording.model) if recording and recording.model else {}
         sizes: dict[str, Any] = {"vocab": 50_257, "tied": False} | recorded
-        sizes |= {name: size for name, size in stated.items() if size is not None} | {"seq": seq}
+        sizes |= self._stated_sizes() | {"seq": seq}
         if "layers" not in sizes or "width" not in sizes:
             return None
         return Transformer(**{"heads": max(sizes["width"] // 128, 1)} | sizes)
+
+    def _stated_sizes(self) -> dict[str, Any]:
+        return {name: size for name in (*_SIZES, "tied") if (size := getattr(self, name)) is not None}
 
 
 def _or_usual(stated: T | None, usual: T) -> T:

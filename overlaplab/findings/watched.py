@@ -128,10 +128,14 @@ def _stopped_sentences(watched: Watched, ranks: pd.DataFrame, stopped: pd.DataFr
         return
     for row in stopped.to_dict("records"):
         yield _stopped_sentence(row)
-    furthest = ranks["last_step"].max()
-    for row in ranks.to_dict("records"):
-        if furthest - row["last_step"] >= BEHIND_STEPS and row["rank"] not in set(stopped["rank"]):
-            yield f"Rank {row['rank']} has ended no step after {row['last_step']:,}; others are at {furthest:,}."
+    last_steps = {rank.header.rank: -1 for rank in watched.ranks} | dict(
+        zip(ranks["rank"], ranks["last_step"], strict=True)
+    )
+    furthest = max(last_steps.values())
+    for rank, step in last_steps.items():
+        if furthest - step >= BEHIND_STEPS and rank not in set(stopped["rank"]):
+            after = "" if step < 0 else f" after {step:,}"
+            yield f"Rank {rank} has ended no step{after}; others are at {furthest:,}."
 
 
 def _all_stopped(stopped: pd.DataFrame) -> str:
@@ -246,9 +250,14 @@ MAX_NAMED = 3
 
 def dumped_sentences(dumps: FlightDumps, collectives: pd.DataFrame, stopped: pd.DataFrame) -> list[str]:
     """What dumps show, most important first; takes the tables of `dumped_collectives` and `dumped_stopped`."""
-    groups = collectives["group"].nunique()
+    groups = {  # several may have one description
+        entry.process_group
+        for rank in dumps.ranks
+        for entry in rank.entries
+        if not entry.is_p2p and entry.collective_seq_id > 0
+    }
     return [
-        f"{count(len(collectives), 'collective')} of {count(groups, 'group')} in the dumps of"
+        f"{count(len(collectives), 'collective')} of {count(len(groups), 'group')} in the dumps of"
         f" {count(len(dumps.ranks), 'rank')}.",
         *_disagreements(collectives),
         *(

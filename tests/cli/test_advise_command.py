@@ -12,8 +12,10 @@ from typing import Any
 import pytest
 
 import overlaplab
-from overlaplab import OverlaplabError
+from overlaplab import OverlaplabError, Run
+from overlaplab.cli import advise, shared
 from overlaplab.cli.engine import recorded_options
+from overlaplab.cli.options import Opening
 
 SAMPLES = Path(__file__).parents[2] / "traces"
 SWEEP = SAMPLES / "sweep"
@@ -91,8 +93,19 @@ def test_what_it_cannot_answer_is_one_line(command: Any, tmp_path: Path) -> None
     assert "Traceback" not in err
 
 
-def test_verifying_records_all_settings_in_turn(command: Any, engine: Path, tmp_path: Path) -> None:
-    code, out, _ = command("advise", SWEEP / "cap-25", "--verify", "--out", tmp_path / "out", "--json")
+def test_verifying_records_all_settings_in_turn(
+    command: Any, engine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    openings: list[Opening] = []
+
+    def load(paths: list[str], opening: Opening) -> list[Run]:
+        openings.append(opening)
+        return shared.load(paths, opening)
+
+    monkeypatch.setattr(advise, "load", load)
+    line = ("advise", SWEEP / "cap-25", "--verify", "--out", tmp_path / "out", "--json", "--no-cache")
+    code, out, _ = command(*line, "--communication", "x{9}")
+    assert openings == [Opening(no_cache=True, communication="x{9}")] * 4
     found = json.loads(out)["verified"]
     recorded = [line.split() for line in engine.read_text().splitlines()]
     assert sorted(name for name, _ in recorded) == sorted(

@@ -243,6 +243,23 @@ def test_one_line_says_the_cause_and_the_advice_of_summary(command: Any, folder:
     assert command("summary", folder / "missing", "--line")[:2] == (2, "")
 
 
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("summary RUN --line --json", "--line goes without --json. Leave one of them out."),
+        ("summary RUN --line --all", "--line goes without --all. Leave one of them out."),
+        ("export RUN --perfetto - --inductor-estimates x", "--perfetto - goes without --inductor-estimates."),
+        ("sweep --strategy ring --out x --bucket-cap-mb 1 -- true {bucket_cap_mb}", "--strategy is for overlaplab rec"),
+        ("advise RUN --repeats 5", "--repeats goes with --verify."),
+        ("advise RUN --out x", "--out goes with --verify."),
+    ],
+)
+def test_options_that_would_do_nothing_are_refused(command: Any, folder: Path, words: str, says: str) -> None:
+    code, out, err = command(*(str(folder) if word == "RUN" else word for word in words.split()))
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert err.startswith(f"overlaplab: {says}")
+
+
 def test_fail_if_exits_with_one(command: Any, folder: Path, tmp_path: Path) -> None:
     run_of(tmp_path / "worse", [step(3, 0, 100), op("mm", 0, 30), gloo(40, 90)])
     code, out, err = command("compare", folder, tmp_path / "worse", "--json", "--fail-if", "exposed_comm_ns > 5%")

@@ -68,6 +68,23 @@ def test_a_baseline_with_causes_by_earlier_rules_serves_for_all_else(command: An
         Gate(stored.parent).check(sample_run("sweep/cap-1-4"), "exposed.tail > 50%", baseline=stored)
 
 
+@pytest.mark.parametrize(
+    ("run", "options", "says"),
+    [
+        ("cap-1", ("--require", "hidden_all_reduces >= 1", "--rank", "7"), "not in this run"),
+        ("none", ("--require", "hidden_all_reduces >= 1"), "none"),
+        ("cap-1", ("--fail-if", "span_ns > 5%", "--baseline", "none.json"), "none.json"),
+    ],
+)
+def test_nothing_that_could_be_read_leaves_no_earlier_verdict(
+    command: Any, tmp_path: Path, run: str, options: tuple[str, ...], says: str
+) -> None:
+    (tmp_path / "check.xml").write_text("Every condition holds")
+    code, _, error = command("compare", SWEEP / run, *options, "--junit", tmp_path / "check.xml")
+    assert (code, error.count("\n"), says in error) == (2, 1, True)
+    assert ElementTree.parse(tmp_path / "check.xml").getroot().get("errors") == "1"
+
+
 def test_a_change_within_the_recordings_is_noted_and_passes(command: Any, stored: Path) -> None:
     """The first recording is one of the baseline's own, so that no change of it can lie beyond them."""
     code, _, error = command("compare", EARLIER[0], "--baseline", stored, "--fail-if", "span_ns > -50%")
@@ -172,6 +189,15 @@ def test_a_gpu_is_not_judged_by_a_cpu(command: Any, tmp_path: Path) -> None:
     assert code == 2
     assert "after: was recorded on GPUs, and" in error
     assert "before on CPUs" in error
+    stored = ("--out", tmp_path / "baseline.json")
+    assert command("baseline", tmp_path / "before", *stored)[0] == 0
+    limit = ("--baseline", stored[1], "--fail-if", "span_ns > 900%")
+    assert command("compare", tmp_path / "before", *limit)[0] == 0
+    code, _, error = command("compare", tmp_path / "after", *limit)
+    assert (code, error.count("\n")) == (2, 1)
+    assert "after: was recorded on GPUs, and the baseline on CPUs" in error
+    code, _, error = command("baseline", tmp_path / "before", tmp_path / "after", *stored)
+    assert (code, "after: was recorded on GPUs, and" in error) == (2, True)
 
 
 def test_waits_without_all_ranks_are_not_judged(command: Any, tmp_path: Path) -> None:

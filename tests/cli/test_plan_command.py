@@ -56,6 +56,11 @@ def test_json_has_the_arithmetic(command: Any) -> None:
         ("--params 7B --gpu-memory 1GB --gpus 2", "It fits from 112 GPUs with ZeRO stage 3, not on 2."),
         ("--layers 2 --width 1024 --microbatch 64 --gpu-memory 100MB", "try a smaller microbatch or checkpointing"),
         ("--params 7B", "Name the GPU's memory"),
+        ("--params 7B --layers 32 --width 4096", "7B parameters"),
+        ("--params 999.9M", "1B parameters"),
+        ("--params 15000B", "15T parameters"),
+        ("--params 10 --seq 1 --gpus 1 --tokens 2", "It takes 120 FLOP, 120 FLOP on each GPU."),
+        ("--params 162700 --seq 1k --gpus 1 --tokens 1k", "It takes 1 GFLOP, 1 GFLOP on each GPU."),
     ],
 )
 def test_what_to_try(command: Any, options: str, said: str) -> None:
@@ -68,6 +73,9 @@ def test_what_to_try(command: Any, options: str, said: str) -> None:
     ("options", "said"),
     [
         ("", "the model is unknown"),
+        ("--layers 32", "the model is unknown. Give --params 7B, or --layers 32 --width 4096."),
+        ("--params 7B --layers 32", "the model's sizes are incomplete. Give --layers and --width together."),
+        ("--params 7B --layers 2 --width 64 --heads 1", "--params 7,000,000,000: the model's sizes make 6,"),
         ("--params 7X", "--params 7X: not a number"),
         ("--params 7B --gpus 3 --tokens 4M", "do not divide among 3 GPUs"),
         ("--layers 2 --width 100 --heads 3", "no multiple of --heads 3"),

@@ -8,10 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from made.dumped import dump_entry, write_dumps
 from made.watched import MS, eventful, hanging, step, write_watched
 from schemas import expect_schema
 
+from overlaplab.load.flight_recorder import load_dumps
 from overlaplab.load.watched import STALLED, CellKind, load_watched
+from overlaplab.report.watched import dumped_terminal
 from overlaplab.sections.watched import WatchedTables
 
 
@@ -57,6 +60,17 @@ def test_changing_ranks_and_hardly_any(tmp_path: Path) -> None:
 def test_a_rank_that_has_stopped_is_named(tmp_path: Path) -> None:
     ranks = [[cell for n in range(count) for cell in step(n, MS)] for count in (100, 40)]
     assert sentences(write_watched(tmp_path, *ranks))[1] == "Rank 1 has ended no step after 39; others are at 99."
+
+
+def test_a_rank_that_has_ended_no_step_is_named(tmp_path: Path) -> None:
+    steps = [cell for n in range(60) for cell in step(n, MS)]
+    assert sentences(write_watched(tmp_path, steps, []))[1] == "Rank 1 has ended no step; others are at 59."
+
+
+def test_groups_of_one_description_are_counted_each(tmp_path: Path) -> None:
+    groups = [["1", "mesh_tp"], ["2", "mesh_tp"]]
+    dumps = write_dumps(tmp_path, *([dump_entry(1, 1, process_group=group)] for group in groups))
+    assert next(iter(dumped_terminal(load_dumps(dumps)))) == "2 collectives of 2 groups in the dumps of 2 ranks."
 
 
 def test_where_a_rank_has_stopped_is_told(tmp_path: Path) -> None:

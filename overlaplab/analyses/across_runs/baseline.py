@@ -18,7 +18,7 @@ from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run, is_on_gpus
 from overlaplab.evidence.selection import selected_traces
 from overlaplab.selection import EVERYTHING, Selection
-from overlaplab.words import shorten
+from overlaplab.words import numbers_named, shorten
 
 _VERSION = 2
 """Version 1 had other rules for causes: whatever held up the host got all the time before it, waits included."""
@@ -37,6 +37,10 @@ class Baseline:
     """How many first steps of each rank were left out."""
     ranks: tuple[int, ...] | None = None
     """The ranks whose figures these are; None where it does not say."""
+    steps: tuple[int, ...] | None = None
+    """The only steps whose figures these are; None for all."""
+    on_gpus: bool | None = None
+    """Whether they were recorded on GPUs; None where it does not say."""
     format: Literal["overlaplab baseline"] = "overlaplab baseline"
     format_version: int = _VERSION
 
@@ -49,13 +53,21 @@ _BASELINE = msgspec.json.Decoder(Baseline)
 
 
 def baseline(runs: Sequence[Run], selection: Selection = EVERYTHING) -> Baseline:
-    """The figures of these recordings. Raises `OverlaplabError` where they did different work."""
-    settings = [_settings(run) for run in runs]
+    """The figures of these recordings. Raises `OverlaplabError` where they did different work, or on other devices."""
+    settings, on_gpus = [_settings(run) for run in runs], is_on_gpus(runs[0])
     for run, run_settings in zip(runs, settings, strict=True):
         _require_same(settings[0], run_settings, run)
+        _require_device(run, on_gpus, runs[0].path)
     figures = tuple(scalars(run, selection) for run in runs)
     ranks = tuple(sorted(set.intersection(*(_ranks(run, selection) for run in runs))))
-    return Baseline(settings=settings[0], recordings=figures, skip_steps=selection.skip_steps, ranks=ranks)
+    return Baseline(
+        settings=settings[0],
+        recordings=figures,
+        skip_steps=selection.skip_steps,
+        ranks=ranks,
+        steps=_steps(selection),
+        on_gpus=on_gpus,
+    )
 
 
 def stored_baseline(path: Path) -> Baseline:
@@ -85,9 +97,9 @@ def recordings_before(
 
     `path` is the baseline's file. Another run's figures of causes are there only where the conditions ask for them.
 
-    Raises `OverlaplabError` where the run cannot be compared with them: it did other work, other steps count, a rank's
-    trace is missing, one ran on GPUs and the other on CPUs, or they ask for changes of causes that the baseline has by
-    earlier rules; and where it, or the other run, was predicted or did not attain its emulated link.
+    Raises `OverlaplabError` where the run cannot be compared with them: it did other work, other steps or ranks count,
+    a rank's trace is missing, one ran on GPUs and the other on CPUs, or they ask for changes of causes that the
+    baseline has by earlier rules; and where it, or the other run, was predicted or did not attain its emulated link.
     """
     for judged_run in (run,) if other is None else (run, other):
         _require_judgeable(judged_run)
@@ -98,21 +110,25 @@ def recordings_before(
             what = f"has {changes[0]} by the rules of an earlier overlaplab"
             raise OverlaplabError(what, path=path, remedy=f"Write it again: {_COMMAND}")
         _require_same(stored.settings, _settings(run), run)
+        _require_device(run, stored.on_gpus, "the baseline")
         _require_ranks(run, selection, set(stored.ranks or ()))
+        if stored.ranks and (more := _ranks(run, selection) - set(stored.ranks)):
+            remedy = "Compare the same ranks."
+            raise OverlaplabError("is not in the baseline", path=run.path, rank=min(more), remedy=remedy)
         if stored.skip_steps != selection.skip_steps:
             raise OverlaplabError(
                 f"the baseline leaves out the first {stored.skip_steps} steps of each rank, this comparison"
                 f" {selection.skip_steps}",
                 remedy=f"Compare with --skip-steps {stored.skip_steps}.",
             )
+        if stored.steps != (steps := _steps(selection)):
+            what = f"the baseline is of {_steps_words(stored.steps)}, this comparison of {_steps_words(steps)}"
+            raise OverlaplabError(what, remedy="Compare the same steps.")
         return stored.recordings
     if other is None:
         return ()
     _require_same(_settings(other), _settings(run), run, others=other.path)
-    if is_on_gpus(run) != is_on_gpus(other):
-        where = "CPUs, and {} on GPUs" if is_on_gpus(other) else "GPUs, and {} on CPUs"
-        remedy = "Compare recordings of one kind of device."
-        raise OverlaplabError(f"was recorded on {where.format(other.path)}", path=run.path, remedy=remedy)
+    _require_device(run, is_on_gpus(other), other.path)
     _require_ranks(run, selection, _ranks(other, selection))
     _require_ranks(other, selection, _ranks(run, selection))
     return (scalars(other, selection, causes=bool(of_causes)),)
@@ -126,6 +142,14 @@ def _require_judgeable(run: Run) -> None:
     if link_attained(run.manifest) is False:
         what = "its emulated link was not attained, so that its figures are not those of this link"
         raise OverlaplabError(what, path=run.path, remedy="Record on a quieter machine, or with a slower --link.")
+
+
+def _require_device(run: Run, on_gpus: bool | None, others: str) -> None:
+    """Raise where the run was recorded on another kind of device than `others`, where theirs is known."""
+    if on_gpus is not None and is_on_gpus(run) != on_gpus:
+        where = f"CPUs, and {others} on GPUs" if on_gpus else f"GPUs, and {others} on CPUs"
+        remedy = "Compare recordings of one kind of device."
+        raise OverlaplabError(f"was recorded on {where}", path=run.path, remedy=remedy)
 
 
 def _require_ranks(run: Run, selection: Selection, others: set[int]) -> None:
@@ -143,6 +167,16 @@ def _settings(run: Run) -> dict[str, Any] | None:
 
 def _ranks(run: Run, selection: Selection) -> set[int]:
     return {trace.rank for trace in selected_traces(run, selection) if trace.rank is not None}
+
+
+def _steps(selection: Selection) -> tuple[int, ...] | None:
+    return None if selection.steps is None else tuple(sorted(set(selection.steps)))
+
+
+def _steps_words(steps: Sequence[int] | None) -> str:
+    if steps is None:
+        return "all steps"
+    return f"step{'' if len(steps) == 1 else 's'} {numbers_named(steps)}"
 
 
 def _require_same(

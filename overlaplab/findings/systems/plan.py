@@ -13,6 +13,8 @@ from overlaplab.simulate.predictions.planned import PlannedStep
 from overlaplab.words import amount, capitalise, count, join_names, ms, percent, shorten, size_exact
 
 _PREFIXES = ((10**21, "Z"), (10**18, "E"), (10**15, "P"), (10**12, "T"), (10**9, "G"))
+_ROUNDS_TO_ONE = 0.9995
+"""The least that is 1 in three digits."""
 
 
 def plan_lead(plan: Plan) -> str:
@@ -119,12 +121,12 @@ def plan_notes(plan: Plan) -> tuple[str, ...]:
 
 
 def _operations(number: float) -> str:
-    scale, prefix = next((pair for pair in _PREFIXES if number >= pair[0]), (1, ""))
-    return f"{number / scale:.3g} {prefix}FLOP"
+    scale, prefix = next((pair for pair in _PREFIXES if number >= _ROUNDS_TO_ONE * pair[0]), (1, ""))
+    return f"{amount(number / scale)} {prefix}FLOP"
 
 
 def _billions(number: int) -> str:
-    for scale, word in ((10**9, "B"), (10**6, "M"), (10**3, "k")):
-        if number >= scale:
-            return f"{number / scale:.3g}{word}"
+    for scale, word in ((10**12, "T"), (10**9, "B"), (10**6, "M"), (10**3, "k")):
+        if number >= _ROUNDS_TO_ONE * scale:
+            return f"{amount(number / scale)}{word}"
     return str(number)

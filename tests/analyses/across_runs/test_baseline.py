@@ -79,6 +79,28 @@ def test_a_baseline_is_read_as_it_was_written(tmp_path: Path) -> None:
         recordings_before(runs[0], Selection(), found, None)
 
 
+def test_other_ranks_and_steps_are_refused() -> None:
+    run = sample_run(CAPS[0])
+    one_rank, one_step = Selection(ranks=[0]), Selection(steps=[4])
+    with pytest.raises(OverlaplabError, match=r"cap-1: rank 1: is not in the baseline\. Compare the same ranks\."):
+        recordings_before(run, Selection(), baseline([run], one_rank), None)
+    with pytest.raises(OverlaplabError, match=r"the baseline is of step 4, this comparison of all steps\. Compare the"):
+        recordings_before(run, Selection(), baseline([run], one_step), None)
+    with pytest.raises(OverlaplabError, match=r"the baseline is of all steps, this comparison of steps 3, 4\."):
+        recordings_before(run, Selection(steps=[4, 3]), baseline([run]), None)
+    for selection in (one_rank, one_step):
+        made = baseline([run], selection)
+        assert recordings_before(run, selection, made, None) == made.recordings
+
+
+def test_a_baseline_that_says_neither_steps_nor_device_is_read(tmp_path: Path) -> None:
+    run = sample_run(CAPS[0])
+    made = json.loads(baseline([run]).text())
+    (tmp_path / "b.json").write_text(json.dumps({key: made[key] for key in made if key not in ("steps", "on_gpus")}))
+    found = stored_baseline(tmp_path / "b.json")
+    assert recordings_before(run, Selection(), found, None) == found.recordings
+
+
 def test_other_work_is_refused() -> None:
     runs = [sample_run(path) for path in CAPS[:1]]
     other = sample_run("naive")
