@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -40,6 +41,12 @@ def test_messages_tell_the_actions_that_the_engine_labels(tmp_path: Path) -> Non
         (tmp_path / f"rank{rank}.pt.trace.json").rename(tmp_path / f"rank{rank}.json.away")
         assert overlaplab.pipeline(overlaplab.load_run(tmp_path)).empty
         (tmp_path / f"rank{rank}.json.away").rename(tmp_path / f"rank{rank}.pt.trace.json")
+
+
+def test_without_the_first_stage_no_other_is_blamed(tmp_path: Path) -> None:
+    for name in ("run.json", *(f"rank{rank}.pt.trace.json.gz" for rank in (1, 2, 3))):
+        shutil.copy(TRACES / "pipeline" / name, tmp_path)
+    assert set(overlaplab.exposed(overlaplab.load_run(tmp_path))["cause"]) == {"waiting for send"}
 
 
 NEXT, BACK, CAME, LEFT = ("0", "1"), ("1", "0"), ("2", "0"), ("0", "2")
