@@ -17,7 +17,6 @@ import pandas as pd
 
 from overlaplab.dtypes import DTYPE_BYTES
 from overlaplab.events import Trace, activity, once_per_trace, rule_of, step_windows
-from overlaplab.events.rows import host_ranges
 from overlaplab.evidence.ddp import (
     Gradient,
     all_gradients,
@@ -26,6 +25,7 @@ from overlaplab.evidence.ddp import (
     gradient_name,
     is_bucket,
     is_with_ddp,
+    is_with_fsdp1,
     optimizer_steps,
 )
 from overlaplab.evidence.executions import executions
@@ -97,8 +97,7 @@ def averaged_by_hand(trace: Trace) -> tuple[Averaging, ...]:
 
 def _sends_otherwise(trace: Trace) -> bool:
     labelled = not _SENDING.isdisjoint(label.word for label in engine_labels(trace))
-    wrapped = host_ranges(trace.events, lambda name: name.startswith("FullyShardedDataParallel"))
-    return labelled or is_with_ddp(trace) or bool(fsdp2_ranges(trace)) or bool(wrapped.any())
+    return labelled or is_with_ddp(trace) or bool(fsdp2_ranges(trace)) or is_with_fsdp1(trace)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,6 +18,7 @@ from overlaplab.evidence.executions import executions
 from overlaplab.evidence.moments import GRAIN_NS
 from overlaplab.evidence.purposes import GRADIENTS, Role, purposes
 from overlaplab.evidence.recorded import UNKNOWN_NS, recorded_collectives
+from overlaplab.evidence.stages import stage_labels
 from overlaplab.evidence.waits import came_at_ns, message_kernels, numbered_arrivals
 from overlaplab.intervals import Integers, lengths_within
 from overlaplab.vocabulary import Rule
@@ -98,7 +99,8 @@ def _trace_facts(run: Run, place: int, table: Fields) -> Fields:
     late = earliest - since - lengths_within(activity(trace).communication, since, earliest)
     emulated = run.manifest is not None and run.manifest.emulated_link is not None
     table["axis"] = group_axes(table["group_description"])
-    table["of_pipeline"] = (table["axis"] == PIPELINE) & (table["kind"] == "send_recv")
+    between_stages = (table["axis"] == PIPELINE) | ((table["axis"] == "") & bool(stage_labels(trace)))
+    table["of_pipeline"] = between_stages & (table["kind"] == "send_recv")
     table["link"] = np.full_like(starts, -1) if emulated or rule_of(trace) is not Rule.GPU else table["stream"]
     busy = np.where(ran, _busy_until(table, starts, table["end_ns"] + offset), UNKNOWN_NS)
     queued = np.where(busy > earliest, busy - earliest, 0)

@@ -224,6 +224,11 @@ def is_with_ddp(trace: Trace) -> bool:
     return bool(len(_named_ranges(trace, lambda name: name == _FORWARD or name.startswith(_REDUCER))))
 
 
+def is_with_fsdp1(trace: Trace) -> bool:
+    """Whether FSDP's first version has ranges."""
+    return bool(len(_named_ranges(trace, lambda name: name.startswith("FullyShardedDataParallel"))))
+
+
 @once_per_trace
 def optimizer_steps(trace: Trace) -> tuple[Span, ...]:
     """The optimizer's steps, as torch names them, in order of time; one inside another optimizer's step is left out."""

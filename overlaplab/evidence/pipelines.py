@@ -90,8 +90,12 @@ def find_plan(run: Run) -> Pipeline | None:
 def idle_by_schedule(run: Run) -> Mapping[tuple[int, int | None], IdleBySchedule]:
     """By the trace's index in `run.traces` and the step's number; only where all stages are there."""
     idle_by_step: dict[tuple[int, int | None], IdleBySchedule] = {}
+    planned = run.manifest.pipeline if run.manifest else None
     for places in pipelines(run):
         for step, ranks in actions_by_step(run, places):
+            recorded = {action.stage for rank_actions in ranks for action, _ in rank_actions}
+            if planned is not None and len(recorded) < len(planned.stages):
+                continue  # the last stages' traces are missing
             for place, idle in zip(places, _idle_by_rank(ranks), strict=False):
                 idle_by_step[place, step] = idle
     return idle_by_step

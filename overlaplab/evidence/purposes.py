@@ -25,6 +25,7 @@ from overlaplab.evidence.ddp import (
     autograd_passes,
     cut_after_passes,
     forward_passes,
+    is_with_fsdp1,
     optimizer_steps,
     unlabelled_backwards,
 )
@@ -145,6 +146,7 @@ def _purposes_by_place(
     scatter_hosts_ns = sorted(hosts_ns[row] for row, role in enumerate(roles) if not role and kinds[row] in to_owners)
     unknown = table.iloc[[row for row, role in enumerate(roles) if not role]]
     loss_rows = _loss_rows(unknown, passes, backwards) if gradient_groups else set()
+    gathers_units = is_with_fsdp1(trace)  # also after the update, as for an evaluation
 
     def tell(row: int) -> tuple[Role, str | None]:
         kind, host_ns = kinds[row], hosts_ns[row]
@@ -160,7 +162,7 @@ def _purposes_by_place(
             beside_gradients = kind in _LAYER_KINDS and groups[row] not in gradient_groups
             is_of_layers = kind == "all_to_all" or (gradient_groups and (kind == "send_recv" or beside_gradients))
             return (Role.ACTIVATIONS, f"{ACTIVATIONS_PREFIX}a layer") if is_of_layers else (Role.OTHER, None)
-        gathers = kind == "all_gather" or (kind == "broadcast" and "reduce" in to_owners)
+        gathers = (kind == "all_gather" and not gathers_units) or (kind == "broadcast" and "reduce" in to_owners)
         return (Role.PARAMETERS, UPDATED) if gathers and follows_update(host_ns) else (Role.OTHER, None)
 
     def follows_update(host_ns: int) -> bool:

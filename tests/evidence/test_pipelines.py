@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,7 @@ from samples import TRACES, sample_run
 
 import overlaplab
 from overlaplab.evidence.labels import Span
-from overlaplab.evidence.pipelines import find_plan, pipelines
+from overlaplab.evidence.pipelines import find_plan, idle_by_schedule, pipelines
 from overlaplab.evidence.stages import _are_passed_on, stage_labels
 from overlaplab.simulate.advice.pipelines import pipeline_remedies
 
@@ -40,6 +41,16 @@ def test_messages_tell_the_actions_that_the_engine_labels(tmp_path: Path) -> Non
         (tmp_path / f"rank{rank}.pt.trace.json").rename(tmp_path / f"rank{rank}.json.away")
         assert overlaplab.pipeline(overlaplab.load_run(tmp_path)).empty
         (tmp_path / f"rank{rank}.json.away").rename(tmp_path / f"rank{rank}.pt.trace.json")
+
+
+@pytest.mark.parametrize("missing", [0, 3])
+def test_without_a_stage_the_schedule_is_unknown_and_no_other_is_blamed(tmp_path: Path, missing: int) -> None:
+    folder = shutil.copytree(TRACES / "pipeline", tmp_path / "run")
+    assert len(idle_by_schedule(overlaplab.load_run(folder))) == 4
+    (folder / f"rank{missing}.pt.trace.json.gz").unlink()
+    run = overlaplab.load_run(folder)
+    assert idle_by_schedule(run) == {}
+    assert set(overlaplab.exposed(run)["cause"]) == {"waiting for send"}
 
 
 NEXT, BACK, CAME, LEFT = ("0", "1"), ("1", "0"), ("2", "0"), ("0", "2")

@@ -7,6 +7,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from made.ddp import ddp_ranks
+from made.gpu import GATHERS, Gpu
 from made.traces import event, launched, run_of, step
 
 import overlaplab
@@ -116,3 +117,28 @@ def test_what_a_loss_gathers_is_no_metric(kind: str, elements: int, what: str | 
     trace = run_of(tmp_path, events, backend="nccl").traces[0]
     gathers = (recorded_collectives(trace)["kind"] == "all_gather").to_numpy()
     assert {None if pd.isna(each) else each for each in purposes(trace)["what"][gathers]} == {what}
+
+
+@pytest.mark.parametrize(
+    ("around", "what"), [("FullyShardedDataParallel.forward", None), ("eval", "updated parameters")]
+)
+def test_fsdp1_gathers_units_for_an_evaluation_after_the_update(around: str, what: str | None, tmp_path: Path) -> None:
+    gpu = Gpu()
+    with gpu.step():
+        with gpu.range(around):
+            nccl(gpu, "AllGather", "_allgather_base")
+            gpu.run("gemm", 50)
+        with gpu.autograd(), gpu.function("AddmmBackward0"):
+            gpu.run("gemm_backward", 50)
+            nccl(gpu, "ReduceScatter", "_reduce_scatter_base")
+        with gpu.range("Optimizer.step#AdamW.step"):
+            gpu.run("adamw", 9)
+        with gpu.range(around):
+            nccl(gpu, "AllGather", "_allgather_base")
+    named = purposes(run_of(tmp_path, gpu.events, backend="nccl").traces[0])["what"]
+    assert [None if pd.isna(each) else each for each in named] == [None, None, what]
+
+
+def nccl(gpu: Gpu, name: str, kind: str) -> None:
+    gpu.run(f"ncclDevKernel_{name}_RING_LL", 20, GATHERS)
+    gpu.events[-1]["args"] |= {"Collective name": kind, "Process Group Name": "0", "Group size": 2}

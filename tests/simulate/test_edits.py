@@ -151,6 +151,16 @@ def test_barriers_are_left_out_by_name_alone() -> None:
     assert spans(without) == [[9]]
 
 
+def test_messages_are_needed_by_their_receivers() -> None:
+    """As those of a ring, a tree or a server, which carry gradients though no label may say so."""
+    program = [
+        *(End(), Mark("forward"), Work(9), Mark("forward_end"), Launch("a", 5, "send_recv"), Wait("a")),
+        *(Mark("optimizer"), Mark("optimizer_end"), Launch("b", 3, "send_recv"), Wait("b"), End()),
+    ]
+    assert other_collectives(program) == []
+    assert not any((left_out([program]), wait_at_step_end([program]), wait_a_step_later([program])))
+
+
 def test_parameters_sent_within_an_update_are_needed() -> None:
     update = [
         Mark("optimizer"),

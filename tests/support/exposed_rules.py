@@ -33,6 +33,7 @@ from overlaplab.evidence.matching import match_collectives
 from overlaplab.evidence.pipelines import IdleBySchedule, idle_by_schedule
 from overlaplab.evidence.purposes import purposes
 from overlaplab.evidence.recorded import UNKNOWN_NS, recorded_collectives
+from overlaplab.evidence.stages import stage_labels
 from overlaplab.evidence.waits import numbered_arrivals
 from overlaplab.vocabulary import Rule
 
@@ -73,7 +74,7 @@ class One:
     message: bool = False
     """From one rank to another."""
     of_pipeline: bool = False
-    """A message of a group that is described as a pipeline's."""
+    """A message of a group that is described as a pipeline's, or of a stage in one that names no axis."""
     stream: int = -1
     """The device's, where streams work at once."""
 
@@ -169,6 +170,7 @@ def _ones(run: Run) -> list[list[One]]:
     for place, trace in enumerate(run.traces):
         table, told = recorded_collectives(trace), purposes(trace)
         own = pairs[pairs["trace"] == place].set_index("row")
+        along = ("pp", "") if stage_labels(trace) else ("pp",)
         for row, (what, purpose) in enumerate(zip(_rows(table), _rows(told), strict=True)):
             if what["start_ns"] == UNKNOWN_NS:
                 continue
@@ -187,7 +189,7 @@ def _ones(run: Run) -> list[list[One]]:
                     backward_end=None if purpose["backward_end_ns"] == UNKNOWN_NS else purpose["backward_end_ns"],
                     launched_after=purpose["after_backward"],
                     message=bool(own["message"][row]),
-                    of_pipeline=find_axis(what["group_description"]) == "pp" and what["kind"] == "send_recv",
+                    of_pipeline=find_axis(what["group_description"]) in along and what["kind"] == "send_recv",
                     stream=what["stream"] if rule_of(trace) is Rule.GPU and not emulated else -1,
                 )
             )

@@ -269,7 +269,8 @@ def _advice(
         return f"How much of it is waiting for other ranks is unknown: {unseen.waits}.", None
     late = "" if first.late_rank is None else late_start_words(unseen, first.late_rank, first.exposed_ns)
     if is_unanswered(first, best):
-        took = f"{ms(first.exposed_ns)} ({percent(first.exposed_ns, int(window['span_ns']))} of the step)"
+        of = "step" if pd.notna(window["step"]) else "trace"
+        took = f"{ms(first.exposed_ns)} ({percent(first.exposed_ns, int(window['span_ns']))} of the {of})"
         advice = f"Try {first.remedy}. The cause: {first.label}, {took}. {_UNKNOWN_GAIN}"
         if best is not None:
             advice += f" {predicted_words(best, beside=True)}"

@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from dataclasses import replace
 from itertools import chain, groupby
 
+from overlaplab.costs.link import MESSAGE
 from overlaplab.evidence.purposes import BUFFERS
 from overlaplab.simulate.edits.hosts import mean_work_ns
 from overlaplab.simulate.player import (
@@ -72,8 +73,11 @@ def other_collectives(program: Program, *, between_passes: bool = False) -> list
 
 
 def _is_other(launch: Launch) -> bool:
-    """Whether it moves neither gradients nor parameters; a barrier moves nothing, and is not to be waited for later."""
-    return not launch.role and not launch.carries and launch.kind != BARRIER
+    """Whether it moves neither gradients nor parameters.
+
+    A barrier moves nothing, and is not to be waited for later; a message is needed by its receiver.
+    """
+    return not launch.role and not launch.carries and launch.kind not in (BARRIER, MESSAGE)
 
 
 _BORDERS = {"forward": True, "forward_end": False, "backward": True, "backward_end": False, "kept_end": False}

@@ -366,6 +366,12 @@ def test_a_mean_that_one_slow_step_makes_large_gains_nothing() -> None:
         assert [each.action.name for each in found.actions] == advised
 
 
+def test_a_trace_without_steps_is_told_as_a_whole() -> None:
+    table = summary_rows((0, None, 100, 30))
+    advice = diagnose(table, worst_step(table), exposed_rows((0, None, "link-bound", 30, None)), table).advice
+    assert "longer than compute (link-bound), 30.0 ms (30\u00a0% of the trace)." in advice
+
+
 def test_a_pipelines_idle_time_always_has_something_left_to_try() -> None:
     causes = exposed_rows((0, 1, "pipeline bubble", 30, None))
     found = diagnosed(causes, gains=gains(("microbatches", None, 1)))
