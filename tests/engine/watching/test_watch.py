@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import io
 import json
 import os
 import signal
@@ -113,6 +115,19 @@ def test_pauses_are_no_part_of_steps(tmp_path: Path, model: nn.Module, group: No
     steps = watched_steps(load_watched(tmp_path))
     assert steps["span_ns"].min() < 100_000_000
     assert watched_bursts(load_watched(tmp_path), steps)["exposed_others_ns"].isna().all()
+
+
+def test_a_watched_model_is_copied_and_saved_without_the_watch(tmp_path: Path, model: nn.Module) -> None:
+    saved = io.BytesIO()
+    with overlaplab.watch(model, tmp_path, every=1, burst=1) as watch:
+        copied = copy.deepcopy(model)
+        torch.save(model, saved)
+        saved.seek(0)
+        for other in (copied, torch.load(saved, weights_only=False)):
+            other(torch.ones(3, 4)).sum().backward()
+        watch.step()
+        train(model, watch, 1)
+    assert rank0(tmp_path).cells_of_kind(CellKind.FORWARD)["number"].tolist() == [1]
 
 
 def test_bursts_lie_evenly_and_return_at_no_fixed_distance() -> None:
