@@ -17,7 +17,8 @@ from overlaplab_engine.watching.log import CellKind
 
 def called_modules(model: nn.Module) -> Iterator[nn.Module]:
     """The modules that the loop calls: the model, or, where it is only a list of models, those."""
-    if type(model).forward is nn.Module.forward and not isinstance(model, DistributedDataParallel | FSDPModule):
+    is_called = isinstance(model, DistributedDataParallel | FSDPModule) or hasattr(model, "_orig_mod")  # compiled
+    if type(model).forward is nn.Module.forward and not is_called:
         for module in model.children():
             yield from called_modules(module)
     elif not isinstance(model, torch.jit.ScriptModule):  # which takes no hooks

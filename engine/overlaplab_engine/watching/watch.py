@@ -169,7 +169,8 @@ class Watch:
         parameter = None if self._model is None else next(self._model.parameters(), None)
         device = "cpu" if parameter is None else parameter.device.type
         self._clock = EventClock() if device == "cuda" else WatchHostClock()
-        ddps = [m for m in self._model.modules() if isinstance(m, DistributedDataParallel)] if self._model else []
+        modules = () if self._model is None else self._model.modules()
+        ddps = [module for module in modules if isinstance(module, DistributedDataParallel)]
         self._has_ddp = bool(ddps)
         self._log = WatchLog(
             self._out,

@@ -310,6 +310,15 @@ def test_a_list_of_models_is_watched_as_the_models() -> None:
     assert list(called_modules(second)) == [second]
 
 
+@pytest.mark.parametrize("layers", [1, 2])  # `len` of a compiled model is that of the one inside, or an error
+def test_a_compiled_model_has_passes(tmp_path: Path, layers: int) -> None:
+    model: Any = torch.compile(nn.Linear(4, 4) if layers == 1 else nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 2)), backend="eager")
+    with overlaplab.watch(model, tmp_path, every=1, burst=1) as watch:
+        train(model, watch, 2)
+    for kind in (CellKind.FORWARD, CellKind.BACKWARD):
+        assert rank0(tmp_path).cells_of_kind(kind)["number"].tolist() == [0, 1]
+
+
 def test_profiled_steps_are_marked(tmp_path: Path, model: nn.Module) -> None:
     with overlaplab.watch(model, tmp_path) as watch:
         train(model, watch, 2)
