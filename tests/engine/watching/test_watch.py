@@ -130,6 +130,24 @@ def test_a_watched_model_is_copied_and_saved_without_the_watch(tmp_path: Path, m
     assert rank0(tmp_path).cells_of_kind(CellKind.FORWARD)["number"].tolist() == [1]
 
 
+def test_pauses_may_be_nested_and_hold_passes_and_the_end_of_a_step(tmp_path: Path, model: nn.Module) -> None:
+    with overlaplab.watch(model, tmp_path, every=1, burst=1) as watch:
+        with watch.paused(), watch.paused():
+            time.sleep(0.2)
+        watch.step()
+        with watch.paused():
+            model(torch.ones(3, 4)).sum().backward()
+            time.sleep(0.2)
+            watch.step()
+            time.sleep(0.2)
+        train(model, watch, 1)
+    spans = watched_steps(load_watched(tmp_path))["span_ns"]
+    assert len(spans) == 3
+    assert spans.between(0, 150_000_000).all()
+    for kind in (CellKind.DATA, CellKind.FORWARD, CellKind.BACKWARD):
+        assert rank0(tmp_path).cells_of_kind(kind)["number"].tolist() == [2]
+
+
 def test_bursts_lie_evenly_and_return_at_no_fixed_distance() -> None:
     bursts = Bursts(every=10, burst=3)
     measured = [step for step in range(10_000) if bursts.holds(step)]
