@@ -248,7 +248,7 @@ class Recorder:
 
     def _observe(self, step_ns: Sequence[int], exposed_ns: Sequence[int]) -> None:
         """Ask all ranks to record, if a burst of this one says so."""
-        if self._trigger is None or self._request is None or self._recording is not None or not self._times_left:
+        if self._trigger is None or self._request is None or self._recording is not None or self._times_left <= 0:
             return
         self._reason = self._trigger.observe(step_ns, exposed_ns) or self._reason
         if self._reason is not None:

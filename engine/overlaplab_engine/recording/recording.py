@@ -5,7 +5,7 @@ import sys
 import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, nullcontext, suppress
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from functools import partial, wraps
@@ -29,7 +29,7 @@ from overlaplab_engine.recording.machine import Reading, machine_step, mark_busy
 from overlaplab_engine.recording.subject import Root, Subject
 from overlaplab_engine.recording.trace_file import MANIFEST, TRACE, TraceFile, label_gradients, write_json
 from overlaplab_engine.strategies.gradients.ddp_buckets import BucketLabels, CommHook, unnamed_because
-from overlaplab_engine.strategies.gradients.hooks import before_backward
+from overlaplab_engine.strategies.gradients.hooks import Hook, before_backward
 
 MIB = 1 << 20
 TRIES = 4
@@ -50,23 +50,6 @@ class _Segment:
     @property
     def took_ns(self) -> int:
         return 0 if self.until is None else self.until.at_ns - self.since.at_ns
-
-
-class _Hook:
-    """A function that torch calls while the model trains. It never fails, and a copy of the model does not call it."""
-
-    def __init__(self, call: Callable[..., None], failed: Callable[[Exception], None]) -> None:
-        self._call, self._note_failure = call, failed
-
-    def __call__(self, *args: Any) -> None:
-        try:
-            self._call(*args)
-        except Exception as error:
-            self._note_failure(error)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """A copy, also one that is loaded where there is no overlaplab, calls what takes anything and does nothing."""
-        return getattr, (nullcontext(), "__exit__")
 
 
 def _close_on_error(method: Callable[["Recording"], None]) -> Callable[["Recording"], None]:
@@ -368,8 +351,8 @@ class Recording:
     def _note_failure(self, error: Exception) -> None:
         self._fault = self._fault or error_line(error)
 
-    def _hook(self, call: Callable[..., None]) -> _Hook:
-        return _Hook(call, self._note_failure)
+    def _hook(self, call: Callable[..., None]) -> Hook:
+        return Hook(call, self._note_failure)
 
     def _count_work(self, root: Root) -> None:
         if self._paused:

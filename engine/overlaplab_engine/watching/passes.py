@@ -9,7 +9,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
 
-from overlaplab_engine.strategies.gradients.hooks import before_backward
+from overlaplab_engine.strategies.gradients.hooks import Hook, before_backward
 from overlaplab_engine.watching.clock import EventClock, WatchHostClock
 from overlaplab_engine.watching.guard import guard
 from overlaplab_engine.watching.log import CellKind
@@ -17,7 +17,8 @@ from overlaplab_engine.watching.log import CellKind
 
 def called_modules(model: nn.Module) -> Iterator[nn.Module]:
     """The modules that the loop calls: the model, or, where it is only a list of models, those."""
-    if type(model).forward is nn.Module.forward and not isinstance(model, DistributedDataParallel | FSDPModule):
+    is_called = isinstance(model, DistributedDataParallel | FSDPModule) or hasattr(model, "_orig_mod")  # compiled
+    if type(model).forward is nn.Module.forward and not is_called:
         for module in model.children():
             yield from called_modules(module)
     elif not isinstance(model, torch.jit.ScriptModule):  # which takes no hooks
@@ -56,8 +57,9 @@ class Passes:
         )
         self._handles: list[RemovableHandle] = []
         for module in called_modules(model):
-            self._handles.append(module.register_forward_pre_hook(self._before_forward, prepend=True))
-            self._handles.append(module.register_forward_hook(self._after_forward))
+            before, after = Hook(self._before_forward, failed), Hook(self._after_forward, failed)
+            self._handles.append(module.register_forward_pre_hook(before, prepend=True))
+            self._handles.append(module.register_forward_hook(after))
 
     def remove(self) -> None:
         """Remove the hooks."""
@@ -68,7 +70,6 @@ class Passes:
         """Forget a pass that an error has ended."""
         self._forward_start = self._backward_start = None
 
-    @guard
     def _before_forward(self, module: nn.Module, inputs: Any) -> None:
         if torch.compiler.is_compiling():
             return
@@ -77,7 +78,6 @@ class Passes:
         if self.timing and trains:
             self._forward_start = self._clock.mark()
 
-    @guard
     def _after_forward(self, module: nn.Module, inputs: Any, output: Any) -> None:
         if not torch.is_grad_enabled() or torch.compiler.is_compiling():
             return

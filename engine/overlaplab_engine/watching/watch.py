@@ -90,6 +90,7 @@ class Watch:
         self._profiled = False
         self._step_start_ns = 0
         self._is_paused = False
+        self._paused_at_ns = 0
         self._timers_stop_at: int | None = None
         self._measured = False
         self._clock: WatchHostClock | EventClock = WatchHostClock()
@@ -134,18 +135,24 @@ class Watch:
     @contextmanager
     def paused(self) -> Iterator[None]:
         """What runs inside, such as evaluation, is no part of a step."""
-        start_ns = time.perf_counter_ns()
-        self._is_paused = True
-        waits, measuring = self._waits, self._waits is not None and self._waits.measuring
-        if waits is not None:
-            waits.measuring = False
+        if self._is_paused:  # within another one
+            yield
+            return
+        self._is_paused, self._paused_at_ns = True, time.perf_counter_ns()
+        self._measure(False)
         try:
             yield
         finally:
-            if waits is not None:
-                waits.measuring = measuring
-            self._step_start_ns += time.perf_counter_ns() - start_ns
+            self._step_start_ns += time.perf_counter_ns() - self._paused_at_ns
             self._is_paused = False
+            self._measure(self._measured and self._log is not None)
+
+    def _measure(self, measuring: bool) -> None:
+        """Whether passes and waits are measured from now on."""
+        if self._passes is not None:
+            self._passes.timing = measuring
+        if self._waits is not None:
+            self._waits.measuring = measuring
 
     def close(self) -> None:
         """Stop. What was written stays; a step that has not ended is left out."""
@@ -168,8 +175,13 @@ class Watch:
         world_size = dist.get_world_size() if distributed else int(os.environ.get("WORLD_SIZE", 1))
         parameter = None if self._model is None else next(self._model.parameters(), None)
         device = "cpu" if parameter is None else parameter.device.type
+        if (
+            mesh := getattr(parameter, "device_mesh", None)
+        ) is not None:  # FSDP2 may keep on the host what a GPU computes with
+            device = mesh.device_type
         self._clock = EventClock() if device == "cuda" else WatchHostClock()
-        ddps = [m for m in self._model.modules() if isinstance(m, DistributedDataParallel)] if self._model else []
+        modules = () if self._model is None else self._model.modules()
+        ddps = [module for module in modules if isinstance(module, DistributedDataParallel)]
         self._has_ddp = bool(ddps)
         self._log = WatchLog(
             self._out,
@@ -221,7 +233,6 @@ class Watch:
         assert self._waits is not None
         if self._passes is not None:
             self._passes.next_step()
-            self._passes.timing = measured
         wanted = measured or self._bursts.holds(self._step + 1)
         if wanted and not self._waits.active:
             with self._note_missing("waits"):
@@ -229,9 +240,10 @@ class Watch:
         elif not wanted and self._waits.active:
             self._waits.restore()
         self._waits.next_step(measuring=measured)
+        self._measure(measured and not self._is_paused)
         self._set_timers(measured)
         self._profiled = _profiler_runs()
-        self._step_start_ns = time.perf_counter_ns()
+        self._step_start_ns = self._paused_at_ns = time.perf_counter_ns()
 
     def _set_timers(self, measured: bool) -> None:
         """DDP's timers run one step longer than a burst, as they are read during the next step."""
@@ -253,7 +265,8 @@ class Watch:
             self._after_burst(step_ns, exposed_ns)
 
     def _end_step(self) -> None:
-        step_ns = time.perf_counter_ns() - self._step_start_ns
+        end_ns = self._paused_at_ns if self._is_paused else time.perf_counter_ns()
+        step_ns = end_ns - self._step_start_ns
         assert self._waits is not None
         flags = Flag.PROFILED * (self._profiled or _profiler_runs()) + Flag.IN_BURST * self._measured
         if self._measured and not flags & Flag.PROFILED:
@@ -304,7 +317,7 @@ class Watch:
 
     def _forward_began(self, trains: bool) -> None:
         """What lies before a step's first pass is data loading, unless that pass is one of an evaluation."""
-        if not self._saw_pass:
+        if not self._saw_pass and not self._is_paused:
             self._saw_pass = True
             if trains:
                 self._data_ns = time.perf_counter_ns() - self._step_start_ns

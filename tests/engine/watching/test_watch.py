@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import io
 import json
 import os
 import signal
@@ -12,6 +14,7 @@ import time
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -113,6 +116,37 @@ def test_pauses_are_no_part_of_steps(tmp_path: Path, model: nn.Module, group: No
     steps = watched_steps(load_watched(tmp_path))
     assert steps["span_ns"].min() < 100_000_000
     assert watched_bursts(load_watched(tmp_path), steps)["exposed_others_ns"].isna().all()
+
+
+def test_a_watched_model_is_copied_and_saved_without_the_watch(tmp_path: Path, model: nn.Module) -> None:
+    saved = io.BytesIO()
+    with overlaplab.watch(model, tmp_path, every=1, burst=1) as watch:
+        copied = copy.deepcopy(model)
+        torch.save(model, saved)
+        saved.seek(0)
+        for other in (copied, torch.load(saved, weights_only=False)):
+            other(torch.ones(3, 4)).sum().backward()
+        watch.step()
+        train(model, watch, 1)
+    assert rank0(tmp_path).cells_of_kind(CellKind.FORWARD)["number"].tolist() == [1]
+
+
+def test_pauses_may_be_nested_and_hold_passes_and_the_end_of_a_step(tmp_path: Path, model: nn.Module) -> None:
+    with overlaplab.watch(model, tmp_path, every=1, burst=1) as watch:
+        with watch.paused(), watch.paused():
+            time.sleep(0.2)
+        watch.step()
+        with watch.paused():
+            model(torch.ones(3, 4)).sum().backward()
+            time.sleep(0.2)
+            watch.step()
+            time.sleep(0.2)
+        train(model, watch, 1)
+    spans = watched_steps(load_watched(tmp_path))["span_ns"]
+    assert len(spans) == 3
+    assert spans.between(0, 150_000_000).all()
+    for kind in (CellKind.DATA, CellKind.FORWARD, CellKind.BACKWARD):
+        assert rank0(tmp_path).cells_of_kind(kind)["number"].tolist() == [2]
 
 
 def test_bursts_lie_evenly_and_return_at_no_fixed_distance() -> None:
@@ -293,6 +327,30 @@ def test_a_list_of_models_is_watched_as_the_models() -> None:
     first, second = nn.Linear(2, 2), nn.Sequential(nn.Linear(2, 2))
     assert list(called_modules(nn.ModuleList([first, second]))) == [first, second]
     assert list(called_modules(second)) == [second]
+
+
+@pytest.mark.parametrize("layers", [1, 2])  # `len` of a compiled model is that of the one inside, or an error
+def test_a_compiled_model_has_passes(tmp_path: Path, layers: int) -> None:
+    model: Any = torch.compile(
+        nn.Linear(4, 4) if layers == 1 else nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 2)), backend="eager"
+    )
+    with overlaplab.watch(model, tmp_path, every=1, burst=1) as watch:
+        train(model, watch, 2)
+    for kind in (CellKind.FORWARD, CellKind.BACKWARD):
+        assert rank0(tmp_path).cells_of_kind(kind)["number"].tolist() == [0, 1]
+
+
+def test_parameters_that_fsdp2_offloads_are_those_of_a_gpu(
+    tmp_path: Path, model: nn.Module, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Events(clock.WatchHostClock):
+        """Stands in for a GPU's clock."""
+
+    monkeypatch.setattr(watching, "EventClock", Events)
+    setattr(next(model.parameters()), "device_mesh", SimpleNamespace(device_type="cuda"))  # noqa: B010
+    with overlaplab.watch(model, tmp_path) as watch:
+        assert isinstance(watch._clock, Events)
+    assert json.loads((tmp_path / "rank0.json").read_text())["device"] == "cuda"
 
 
 def test_profiled_steps_are_marked(tmp_path: Path, model: nn.Module) -> None:

@@ -1,6 +1,7 @@
-"""Hooks into autograd."""
+"""Hooks into autograd and modules."""
 
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import fields, is_dataclass
 from typing import Any, cast
 
@@ -11,6 +12,23 @@ from torch.utils.hooks import RemovableHandle
 
 _NODE = "overlaplab_node"
 """The attribute of an alias that holds autograd's node of it."""
+
+
+class Hook:
+    """A function that torch calls while the model trains. It never fails, and a copy of the model does not call it."""
+
+    def __init__(self, call: Callable[..., None], failed: Callable[[Exception], None]) -> None:
+        self._call, self._note_failure = call, failed
+
+    def __call__(self, *args: Any) -> None:
+        try:
+            self._call(*args)
+        except Exception as error:
+            self._note_failure(error)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A copy, also one that is loaded where there is no overlaplab, calls what takes anything and does nothing."""
+        return getattr, (nullcontext(), "__exit__")
 
 
 def after_accumulation(parameter: torch.Tensor, hook: Callable[[torch.Tensor], None]) -> RemovableHandle:
