@@ -222,6 +222,8 @@ class _Loader(DefaultLoadPlanner):
         assert self.metadata is not None
         items = []
         for key, part in self._slices.items():
+            if not part.values.numel():  # nothing of it is saved
+                continue
             stored = self.metadata.state_dict_metadata.get(key)
             if not isinstance(stored, TensorStorageMetadata) or list(stored.size) != [self._specs[key].numel]:
                 raise ValueError(f"its parts do not add up to {key}")

@@ -226,6 +226,23 @@ def before_the_first_step(comm: Communicator) -> None:
         loaded.has(run.state())
 
 
+@scenario()
+def an_empty_buffer(comm: Communicator) -> None:
+    """Such as a cache that nothing has filled."""
+
+    def run(fresh: bool = False) -> Run:
+        model = Uneven()
+        model.register_buffer("cache", torch.empty(0))
+        return Run(comm, BUCKETED, model=model, fresh=fresh)
+
+    saved = run()
+    saved.steps(0, 2)
+    save_sharded(folder("empty"), saved.strategy, saved.optimizer, 2)
+    loaded = run(fresh=True)
+    assert load_sharded(folder("empty"), loaded.strategy, loaded.optimizer) == 2
+    loaded.has(saved.state(2), 2)
+
+
 # Others go on
 
 

@@ -108,13 +108,15 @@ class _TraceHandler:
         """The ranks' files of this recording, once all are there or the wait for them is over."""
         until = time.monotonic() + _WAIT_FOR_RANKS_S
         while True:
-            named: dict[str, str] = {}
+            named: dict[str, list[str]] = {}
             for name in sorted(_names_in(self._out)):
                 rank, _, recording = name.partition("_")
                 is_of_step = recording.startswith(f"step{step}.") and recording.endswith(self._ending)
                 if is_of_step and name not in self._earlier:
-                    named[rank] = name
-            files = [file, *(self._out / name for rank, name in named.items() if rank != "rank0")]
+                    named.setdefault(rank, []).append(name)
+            # A step may be recorded again: a rank's n-th file of it belongs to rank 0's n-th.
+            place = sum(name < file.name for name in named.pop("rank0", ()))
+            files = [file, *(self._out / names[place] for names in named.values() if len(names) > place)]
             if len(files) >= ranks or time.monotonic() > until or self._ends.wait(_POLL_S):
                 return files
 

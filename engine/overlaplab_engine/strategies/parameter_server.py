@@ -51,6 +51,8 @@ class ParameterServer(Strategy):
         keys = [(p.device, p.dtype) for p in self.parameters]
         self._buckets = self._form_buckets(range(len(keys)), keys, [sys.maxsize])  # one per device and dtype
         self._values = [_move_to_flat([self.parameters[m] for m in bucket.members]) for bucket in self._buckets]
+        self._holds_means = False
+        """Whether rank 0 has means that no pass has added to yet."""
         if self.gradients.main:
             for parameter in self.parameters:
                 after_accumulation(parameter, self._move_to_main_grad)
@@ -78,10 +80,19 @@ class ParameterServer(Strategy):
             with self._wait_label:
                 work.wait()
 
+    def backward(self, loss: torch.Tensor, microbatch: int = 0) -> None:
+        """See `Strategy`; means that the pass adds to are rank 0's alone, which go into the next ones as a sum."""
+        for parameter in self.parameters if self._holds_means else ():
+            if (grad := self.gradients.get(parameter)) is not None:
+                grad.mul_(self.comm.world_size)
+        self._holds_means = False
+        super().backward(loss, microbatch)
+
     @torch.no_grad()
     def _finish(self) -> None:
         self._fill()
         self._add_up()
+        self._holds_means = self._serves
         for bucket in self._buckets:
             for i, view, used in zip(bucket.members, bucket.views, bucket.flags.tolist(), strict=True):
                 if used or not self._serves:  # unused everywhere, the gradient stays untouched

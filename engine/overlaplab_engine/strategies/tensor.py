@@ -133,6 +133,8 @@ class TensorParallel(layers.CutsLayers, InBuckets):
         self._label = cache(self._make_label)
         self._summed: list[nn.Parameter] = []
         """With sequence parallelism, parameters of which each rank's gradient is a part's."""
+        self._holds_sums = False
+        """Whether no pass has come after the one whose end summed these gradients."""
         assert isinstance(model, Transformer)
         for number, layer in enumerate(model.layers):
             self._hook_layer(f"layers.{number}", layer)
@@ -190,6 +192,15 @@ class TensorParallel(layers.CutsLayers, InBuckets):
             super()._finish()
         if grads := [p.grad for p in self._summed if p.grad is not None]:
             layers.reduce_together(grads, self._tensor.all_reduce_sum)
+        self._holds_sums = True
+
+    def backward(self, loss: torch.Tensor, microbatch: int = 0) -> None:
+        """See `Strategy`; of a sum that the pass adds to, each rank goes on with an equal part."""
+        for parameter in self._summed if self._holds_sums else ():
+            if parameter.grad is not None:
+                parameter.grad.div_(self._tensor.world_size)
+        self._holds_sums = False
+        super().backward(loss, microbatch)
 
     def _match_others(self) -> None:
         if self._has_replicas:

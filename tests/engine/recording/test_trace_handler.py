@@ -171,6 +171,24 @@ def test_a_recording_while_the_last_one_is_computed_has_no_line(
     ]
 
 
+def test_a_step_recorded_again_takes_no_file_of_the_first_time(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Without a schedule every recording is of step 0."""
+    monkeypatch.setattr(module, "_WAIT_FOR_RANKS_S", 0.0)
+    handler = module._TraceHandler(tmp_path, all_ranks=True, ending=".json")
+
+    def paired(*new: str) -> list[str]:
+        for name in new:
+            (tmp_path / name).touch()
+        return [file.name for file in handler._files(tmp_path / new[0], 0, 2)]
+
+    assert paired("rank0_step0.10.json", "rank1_step0.11.json") == ["rank0_step0.10.json", "rank1_step0.11.json"]
+    assert paired("rank0_step0.20.json") == ["rank0_step0.20.json"]
+    assert paired("rank0_step0.30.json", "rank1_step0.21.json", "rank1_step0.31.json") == [
+        "rank0_step0.30.json",
+        "rank1_step0.31.json",
+    ]
+
+
 @pytest.mark.parametrize("out", ["a file/traces", "a file"])
 def test_a_folder_that_cannot_be_written_is_one_warning(tmp_path: Path, lines: Lines, out: str) -> None:
     (tmp_path / "a file").touch()

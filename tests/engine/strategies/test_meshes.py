@@ -70,7 +70,8 @@ def train(strategy: Strategy, alone: nn.Module, *, steps: int = 4, accumulate: i
         strategy.zero_grad()
         alone.zero_grad()
         for m in range(accumulate):
-            with nullcontext() if m == accumulate - 1 else strategy.no_sync():
+            send = strategy.sends_every_microbatch or m == accumulate - 1
+            with nullcontext() if send else strategy.no_sync():
                 strategy.backward(strategy(*BATCHES.rank_batch(step, m, data.rank)) / accumulate, m)
             (alone(*global_batch(step, m, data.world_size)) / accumulate).backward()
         if clip is not None:
@@ -93,6 +94,13 @@ def parity(comm: Communicator, words: str) -> None:
 @scenario(*BOTH)
 def checkpointing(comm: Communicator, words: str) -> None:
     train(*made(comm, words, checkpointing=True), steps=1, clip=None)
+
+
+@scenario(*BOTH)
+def parity_of_passes_that_all_send(comm: Communicator, words: str) -> None:
+    strategy, alone = made(comm, words)
+    strategy.sends_every_microbatch = True
+    train(strategy, alone, accumulate=3, clip=0.01)
 
 
 @scenario(*TENSOR)

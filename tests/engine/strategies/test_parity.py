@@ -75,6 +75,14 @@ def accumulation(comm: Communicator, name: StrategyName) -> None:
     transformer_trial(comm, name, accumulate=3).run()
 
 
+@scenario(*STRATEGIES)
+def passes_that_all_send(comm: Communicator, name: StrategyName) -> None:
+    """A loop without `no_sync`; the gradients add up to what it would have sent at the end."""
+    trial = transformer_trial(comm, name, accumulate=3)
+    trial.strategy.sends_every_microbatch = True
+    trial.run()
+
+
 @scenario(*SHARDED)
 def checkpointing(comm: Communicator, name: StrategyName) -> None:
     transformer_trial(comm, name, checkpointing=True, accumulate=2, clip=0.01).run()
