@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from streamlit.testing.v1 import AppTest
 
 import overlaplab
 import overlaplab.dashboard
+import overlaplab.integrations
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = {
@@ -149,6 +151,29 @@ def test_gradients_are_sent_once_per_step_and_evaluation_is_in_none(run: Path) -
             assert len(passes) == 3 * microbatches(run), passes
         evaluated = names.str.startswith("overlaplab::next_step").any()
         assert evaluated == (run.name in ("lightning", "transformers"))
+
+
+@pytest.mark.filterwarnings("ignore")  # Lightning's own
+def test_lightnings_checkpoints_of_weights_alone_are_in_no_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of these it tells its callbacks nothing."""
+    from lightning.pytorch import Trainer
+    from lightning.pytorch.callbacks import ModelCheckpoint
+    from lightning.pytorch.demos.boring_classes import BoringModel
+
+    slow_s, save = 1.0, Trainer.save_checkpoint
+    monkeypatch.setattr(Trainer, "save_checkpoint", lambda *args: (time.sleep(slow_s), save(*args)))
+    recorder = overlaplab.integrations.LightningRecorder(tmp_path / "run", warmup=1, steps=4)
+    checkpoints = ModelCheckpoint(tmp_path, every_n_train_steps=3, save_weights_only=True, save_top_k=-1)
+    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+    trainer = Trainer(accelerator="cpu", max_steps=6, limit_val_batches=0, callbacks=[recorder, checkpoints], **quiet)
+    trainer.fit(BoringModel())
+    assert sorted(file.name for file in tmp_path.glob("*.ckpt")) == ["epoch=0-step=3.ckpt", "epoch=0-step=6.ckpt"]
+    steps = overlaplab.summary(overlaplab.load_run(tmp_path / "run"))
+    assert len(steps) == 4
+    assert steps["span_ns"].max() < slow_s * 1e9
+    assert trainer.save_checkpoint.__func__ is Trainer.save_checkpoint
 
 
 @pytest.mark.parametrize("name", EXAMPLES)

@@ -2,6 +2,8 @@
 
 import os
 import sys
+from contextlib import ExitStack
+from functools import wraps
 from typing import TYPE_CHECKING, Any
 
 from overlaplab_engine.integrations.callback import InCallbacks
@@ -22,11 +24,22 @@ class LightningRecorder(Callback):  # type: ignore[misc]
         """`out` and `options` are those of `Recorder`; with `then_stop` the fit ends with the recording."""
         self._recorder, self._then_stop = InCallbacks(out, options), then_stop
         self._steps = 0
+        self._unwrap = ExitStack()
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """The strategy's model is the module in DDP, or the sharded module."""
         self._steps = trainer.global_step
         self._recorder.start(trainer.strategy.model)
+        save = trainer.save_checkpoint
+
+        @wraps(save)
+        def save_in_no_step(*args: Any, **options: Any) -> None:
+            """`on_save_checkpoint` is not called where weights alone are saved."""
+            self._recorder.pause()
+            save(*args, **options)
+
+        trainer.save_checkpoint = save_in_no_step
+        self._unwrap.callback(setattr, trainer, "save_checkpoint", save)
 
     def on_train_batch_start(self, *_: Any) -> None:
         """Training goes on with a batch."""
@@ -42,14 +55,14 @@ class LightningRecorder(Callback):  # type: ignore[misc]
             trainer.should_stop = True
 
     def on_validation_start(self, *_: Any) -> None:
-        """Validation begins (the check before the fit comes before the recording), or a checkpoint is written."""
+        """Validation begins; the check before the fit comes before the recording."""
         self._recorder.pause()
 
     on_validation_end = on_train_batch_start
-    on_save_checkpoint = on_validation_start
 
     def on_train_end(self, *_: Any) -> None:
         """Keep the steps so far, also where the fit was shorter than the recording."""
+        self._unwrap.close()
         self._recorder.close()
 
     on_exception = on_train_end
