@@ -14,6 +14,7 @@ import time
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -330,11 +331,26 @@ def test_a_list_of_models_is_watched_as_the_models() -> None:
 
 @pytest.mark.parametrize("layers", [1, 2])  # `len` of a compiled model is that of the one inside, or an error
 def test_a_compiled_model_has_passes(tmp_path: Path, layers: int) -> None:
-    model: Any = torch.compile(nn.Linear(4, 4) if layers == 1 else nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 2)), backend="eager")
+    model: Any = torch.compile(
+        nn.Linear(4, 4) if layers == 1 else nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 2)), backend="eager"
+    )
     with overlaplab.watch(model, tmp_path, every=1, burst=1) as watch:
         train(model, watch, 2)
     for kind in (CellKind.FORWARD, CellKind.BACKWARD):
         assert rank0(tmp_path).cells_of_kind(kind)["number"].tolist() == [0, 1]
+
+
+def test_parameters_that_fsdp2_offloads_are_those_of_a_gpu(
+    tmp_path: Path, model: nn.Module, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Events(clock.WatchHostClock):
+        """Stands in for a GPU's clock."""
+
+    monkeypatch.setattr(watching, "EventClock", Events)
+    setattr(next(model.parameters()), "device_mesh", SimpleNamespace(device_type="cuda"))  # noqa: B010
+    with overlaplab.watch(model, tmp_path) as watch:
+        assert isinstance(watch._clock, Events)
+    assert json.loads((tmp_path / "rank0.json").read_text())["device"] == "cuda"
 
 
 def test_profiled_steps_are_marked(tmp_path: Path, model: nn.Module) -> None:
