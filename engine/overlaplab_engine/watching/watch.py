@@ -175,9 +175,7 @@ class Watch:
         world_size = dist.get_world_size() if distributed else int(os.environ.get("WORLD_SIZE", 1))
         parameter = None if self._model is None else next(self._model.parameters(), None)
         device = "cpu" if parameter is None else parameter.device.type
-        if (
-            mesh := getattr(parameter, "device_mesh", None)
-        ) is not None:  # FSDP2 may keep on the host what a GPU computes with
+        if (mesh := getattr(parameter, "device_mesh", None)) is not None:  # FSDP2 may offload to the host
             device = mesh.device_type
         self._clock = EventClock() if device == "cuda" else WatchHostClock()
         modules = () if self._model is None else self._model.modules()

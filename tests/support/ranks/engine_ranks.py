@@ -47,6 +47,8 @@ class Scenarios(dict[str, Callable[[Communicator], None]]):
 
     def __call__(self, *names: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
         """Register a function of (comm) or, given names, of (comm, name), once for each."""
+        if any(map(callable, names)):
+            raise TypeError("write @scenario() with its parentheses, or nothing is registered")
 
         def register(function: Callable[..., None]) -> Callable[..., None]:
             if not names:
