@@ -7,6 +7,7 @@ from typing import Any
 
 import pandas as pd
 
+from overlaplab.analyses.watched.dumped import dumped_groups
 from overlaplab.load.flight_recorder import FlightDumps
 from overlaplab.load.watched import Watched, WatchedRecording
 from overlaplab.words import count, join_names, ms, ordinal, percent, shorten
@@ -250,14 +251,8 @@ MAX_NAMED = 3
 
 def dumped_sentences(dumps: FlightDumps, collectives: pd.DataFrame, stopped: pd.DataFrame) -> list[str]:
     """What dumps show, most important first; takes the tables of `dumped_collectives` and `dumped_stopped`."""
-    groups = {  # several may have one description
-        entry.process_group
-        for rank in dumps.ranks
-        for entry in rank.entries
-        if not entry.is_p2p and entry.collective_seq_id > 0
-    }
     return [
-        f"{count(len(collectives), 'collective')} of {count(len(groups), 'group')} in the dumps of"
+        f"{count(len(collectives), 'collective')} of {count(dumped_groups(dumps), 'group')} in the dumps of"
         f" {count(len(dumps.ranks), 'rank')}.",
         *_disagreements(collectives),
         *(

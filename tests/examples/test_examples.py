@@ -157,7 +157,7 @@ def test_gradients_are_sent_once_per_step_and_evaluation_is_in_none(run: Path) -
 def test_lightnings_checkpoints_of_weights_alone_are_in_no_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of these it tells its callbacks nothing."""
+    """Lightning tells its callbacks nothing of these."""
     from lightning.pytorch import Trainer
     from lightning.pytorch.callbacks import ModelCheckpoint
     from lightning.pytorch.demos.boring_classes import BoringModel

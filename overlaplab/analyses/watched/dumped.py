@@ -42,6 +42,11 @@ def dumped_collectives(dumps: FlightDumps) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=list(_COLLECTIVES)).astype(_COLLECTIVES)
 
 
+def dumped_groups(dumps: FlightDumps) -> int:
+    """How many groups have collectives in the dumps; several may have one description."""
+    return len(_entries(dumps))
+
+
 def dumped_stopped(dumps: FlightDumps) -> pd.DataFrame:
     """The ranks that lack a group's collective which others have launched, with the columns of `watched_stopped`."""
     rows: dict[int, dict[str, Any]] = {}

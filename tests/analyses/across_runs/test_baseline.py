@@ -89,16 +89,17 @@ def test_other_ranks_and_steps_are_refused() -> None:
     with pytest.raises(OverlaplabError, match=r"the baseline is of all steps, this comparison of steps 3, 4\."):
         recordings_before(run, Selection(steps=[4, 3]), baseline([run]), None)
     for selection in (one_rank, one_step):
-        made = baseline([run], selection)
-        assert recordings_before(run, selection, made, None) == made.recordings
+        before = baseline([run], selection)
+        assert recordings_before(run, selection, before, None) == before.recordings
 
 
 def test_a_baseline_that_says_neither_steps_nor_device_is_read(tmp_path: Path) -> None:
     run = sample_run(CAPS[0])
-    made = json.loads(baseline([run]).text())
-    (tmp_path / "b.json").write_text(json.dumps({key: made[key] for key in made if key not in ("steps", "on_gpus")}))
-    found = stored_baseline(tmp_path / "b.json")
-    assert recordings_before(run, Selection(), found, None) == found.recordings
+    content = json.loads(baseline([run]).text())
+    del content["steps"], content["on_gpus"]
+    (tmp_path / "b.json").write_text(json.dumps(content))
+    before = stored_baseline(tmp_path / "b.json")
+    assert recordings_before(run, Selection(), before, None) == before.recordings
 
 
 def test_other_work_is_refused() -> None:

@@ -176,14 +176,14 @@ def test_a_step_recorded_again_takes_no_file_of_the_first_time(monkeypatch: pyte
     monkeypatch.setattr(module, "_WAIT_FOR_RANKS_S", 0.0)
     handler = module._TraceHandler(tmp_path, all_ranks=True, ending=".json")
 
-    def paired(*new: str) -> list[str]:
+    def pair_files(*new: str) -> list[str]:
         for name in new:
             (tmp_path / name).touch()
         return [file.name for file in handler._files(tmp_path / new[0], 0, 2)]
 
-    assert paired("rank0_step0.10.json", "rank1_step0.11.json") == ["rank0_step0.10.json", "rank1_step0.11.json"]
-    assert paired("rank0_step0.20.json") == ["rank0_step0.20.json"]
-    assert paired("rank0_step0.30.json", "rank1_step0.21.json", "rank1_step0.31.json") == [
+    assert pair_files("rank0_step0.10.json", "rank1_step0.11.json") == ["rank0_step0.10.json", "rank1_step0.11.json"]
+    assert pair_files("rank0_step0.20.json") == ["rank0_step0.20.json"]
+    assert pair_files("rank0_step0.30.json", "rank1_step0.21.json", "rank1_step0.31.json") == [
         "rank0_step0.30.json",
         "rank1_step0.31.json",
     ]

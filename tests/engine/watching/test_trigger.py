@@ -75,10 +75,10 @@ def test_what_a_recorder_has_triggered_on_is_what_is_usual_when_it_records(tmp_p
 
 def test_after_more_signals_than_times_bursts_ask_for_nothing(tmp_path: Path) -> None:
     recorder = Recorder(tmp_path, on_signal=True, record_when="step > 1.3 * median", times=1)
-    asked: list[str | None] = []
-    recorder._request = SimpleNamespace(ask=lambda: asked.append(recorder._reason))  # type: ignore[assignment]
+    requests: list[str | None] = []
+    recorder._request = SimpleNamespace(ask=lambda: requests.append(recorder._reason))  # type: ignore[assignment]
     for _ in range(2):
         recorder._count_request()
     for step_ns in (10, 10, 10, 20, 20):
         recorder._observe([step_ns], [])
-    assert asked == []
+    assert requests == []
