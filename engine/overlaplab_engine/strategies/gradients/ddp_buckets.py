@@ -15,6 +15,7 @@ from typing import Any, Self, TypeAlias, cast
 from weakref import ref
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch._C._distributed_c10d import GradBucket
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
@@ -143,14 +144,34 @@ class CommHook:
                     labelled.enter_context(self._labels.label_launch(bucket))
                 except Exception as error:
                     self._note_failure(error)
-            if self._users is None:
-                return allreduce_hook(self._group, bucket)
-            hook, state = self._users
-            return hook(state, bucket)
+            if self._users is not None:
+                hook, state = self._users
+                return hook(state, bucket)
+            if _divides_by_those_left(self._ddp()):
+                return self._average_over_those_left(bucket)
+            return allreduce_hook(self._group, bucket)
+
+    def _average_over_those_left(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+        """The sum, divided by the number of ranks that have not joined (`DistributedDataParallel.join`).
+
+        DDP counts them in the forward pass, and tells its reducer alone; so they are counted again, once a pass. A rank
+        that has joined sends zeros outside of autograd.
+        """
+        if bucket.index() == 0:
+            self._left = torch.full((), torch._C._current_graph_task_id() != -1, dtype=torch.float32)
+            self._left = self._left.to(bucket.buffer().device)
+            dist.all_reduce(self._left, group=self._group)
+        work = dist.all_reduce(bucket.buffer().div_(self._left), group=self._group, async_op=True)
+        future: torch.futures.Future[list[torch.Tensor]] = work.get_future()
+        return future.then(lambda reduced: reduced.value()[0])
 
 
 def _is_hooked(ddp: DistributedDataParallel) -> bool:
     return isinstance(vars(ddp).get("register_comm_hook"), CommHook)
+
+
+def _divides_by_those_left(ddp: DistributedDataParallel | None) -> bool:
+    return ddp is not None and ddp._join_config.enable and not ddp._divide_by_initial_world_size
 
 
 def unwrap_compiled(module: nn.Module) -> nn.Module:
