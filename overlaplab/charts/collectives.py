@@ -25,10 +25,11 @@ _KIND, _BUS, _WAIT, _TRANSFER = columns("each_collective", "kind", "bus_gb_per_s
 LEAST_MS = 0.001  # shorter times are drawn here: a logarithmic axis has no zero
 MEASURED, BOUND = "from the transfer", "lower bound, from the duration"
 _SHAPES = {MEASURED: "circle", BOUND: "triangle-up"}
+# The two parts of a rank's bar.
 ALONE = "waited less if this rank were as late as the second-latest"
 SHARED = "waited less only if others came earlier as well"
 _HEIGHT_PX = 320
-_CELLS_PER_DECADE = 40  # cells per decade; collectives in one cell share a point
+_CELLS_PER_DECADE = 40  # collectives in one cell share a point
 
 
 def bus_bandwidth(
@@ -188,8 +189,9 @@ _SIZE = (
     " format(datum.value / 1e6, '~g') + ' MB' : datum.value >= 1e3 ? format(datum.value / 1e3, '~g') + ' kB' :"
     " format(datum.value, '~g') + ' B'"
 )
-"""A label of bytes in the decimal unit that suits it, and of GB/s:"""
+"""An axis label of bytes, as Vega computes it, in the decimal unit that suits it."""
 _RATE = f"({_SIZE.replace('datum.value', '(datum.value * 1e9)')}) + '/s'"
+"""The same of GB/s."""
 
 
 def log_domain(values: Iterable[float]) -> tuple[float, float]:
@@ -203,7 +205,7 @@ def log_domain(values: Iterable[float]) -> tuple[float, float]:
 
 
 def log_ticks(domain: tuple[float, float]) -> list[float]:
-    """The places of ticks: 1, 2 and 5 of each decade; on long axes 1 alone, or 1 of every few decades."""
+    """The places of ticks: 1, 2 and 5 of each decade; on long axes only the powers of ten, or every few of them."""
     low, high = (math.log10(bound) for bound in domain)
     decades = high - low
     steps = (1, 2, 5) if decades <= 3.5 else (1,)
@@ -213,9 +215,9 @@ def log_ticks(domain: tuple[float, float]) -> list[float]:
     return [tick for tick in ticks if domain[0] <= tick <= domain[1]]
 
 
-def _log_axis(of: type[alt.X] | type[alt.Y], values: Iterable[float], title: str, **labels: Any) -> Any:
+def _log_axis(channel: type[alt.X] | type[alt.Y], values: Iterable[float], title: str, **labels: Any) -> Any:
     """The `x` or `y` of the points, on a logarithmic scale over exactly `log_domain` of these values."""
     domain = log_domain(values)
     axis = alt.Axis(title=title, values=log_ticks(domain), labelOverlap=True, **labels)
     scale = alt.Scale(type="log", domain=list(domain), nice=False, clamp=True)
-    return of(f"{of.__name__.lower()}:Q", scale=scale, axis=axis)
+    return channel(f"{channel.__name__.lower()}:Q", scale=scale, axis=axis)

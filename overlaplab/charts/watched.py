@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import altair as alt
@@ -15,9 +16,10 @@ from overlaplab.words import count, ms_to_ns, to_ms
 RECORDING = "recording"
 """The name of the chart's selection parameter: the `step` of the chosen recording."""
 _AXIS_PX = 62  # so wide are the axes of all three, so that their steps stand below each other
-_AIR = 1.12  # of the longest median, left free above it
+_AIR = 1.12  # the axis ends at this multiple of the longest median
+_WORD = 0.07  # a word is as high as this share of the axis
 _MAX_SPIKES = 120  # more long steps than that are a line of their own
-_GAP = 4  # times the mean distance, that between bursts included: a line is broken there
+_GAP = 4  # a line is broken where points are more than so many mean distances apart
 _FROM_TO = {"first_step:Q": "from step", "last_step:Q": "to step"}
 _WHOLE = {"first_step": ",d", "last_step": ",d", "steps": ",d", "measured_steps": ",d"}
 
@@ -36,7 +38,8 @@ def watched_times(
     scale = alt.Scale(domain=[0, highest or 1.0], nice=False, clamp=True)
     y = alt.Y("span:Q", title=None, scale=scale, axis=_y_axis("ms", tickCount=6))
     ordinary = table[table["period"].isna()]
-    layers = [*_band(ordinary, "span", scale, tones.soft), *_band(ordinary, "exposed", scale, tones.exposed)]
+    layers = _band(ordinary, "span", scale, table, tones.soft)
+    layers += _band(ordinary, "exposed", scale, table, tones.exposed)
     for period in table["period"].dropna().unique():
         rows = table[(table["period"] == period).fillna(False)]
         beside = ordinary.set_index("first_step")["span"]
@@ -129,7 +132,7 @@ def _y_axis(unit: str, **look: Any) -> alt.Axis:
 
 
 def _segments(rows: pd.DataFrame, column: str, *drawn: str) -> pd.DataFrame:
-    """What is `drawn` where the column is known, by stretches: a line is broken where too long nothing is known."""
+    """What is `drawn` where the column is known, by stretches: a gap of over `_GAP` mean distances ends one."""
     there = rows.loc[rows[column].notna(), ["at", *(drawn or [column])]]
     distance = there["at"].diff()
     return _rows(there.assign(segment=(distance > _GAP * distance.mean()).cumsum()))
@@ -143,7 +146,7 @@ def _line(rows: pd.DataFrame, column: str, y: alt.Y, table: pd.DataFrame, tone: 
     return [layer.encode(x=_x(table), y=y, detail="segment:N") for layer in layers]
 
 
-def _band(rows: pd.DataFrame, column: str, scale: alt.Scale, tone: str) -> list[alt.Chart]:
+def _band(rows: pd.DataFrame, column: str, scale: alt.Scale, table: pd.DataFrame, tone: str) -> list[alt.Chart]:
     """From the least to the most of each piece."""
     low, high = f"{column}_low", f"{column}_high"
     there = _segments(rows, column, low, high)
@@ -151,11 +154,11 @@ def _band(rows: pd.DataFrame, column: str, scale: alt.Scale, tone: str) -> list[
         return []
     ends = {"y": alt.Y(f"{low}:Q", scale=scale), "y2": alt.Y2(f"{high}:Q")}
     drawn = Layer(there).mark_area(color=tone, opacity=0.22, clip=True)
-    return [drawn.encode(x=_x(rows), **ends, detail="segment:N")]
+    return [drawn.encode(x=_x(table), **ends, detail="segment:N")]
 
 
 def _kind(rows: pd.DataFrame, y: alt.Y, table: pd.DataFrame, tones: Palette) -> list[alt.Chart]:
-    """Steps of a kind: spikes out of the ordinary ones, or a line where they are many."""
+    """Steps of a kind: spikes from the ordinary steps' median (`base`), or a line where they are many."""
     drawn = _rows(rows[["at", "span", "base"]])
     if len(rows) > _MAX_SPIKES:
         return [Layer(drawn).mark_line(color=tones.soft, strokeWidth=1, opacity=0.7).encode(x=_x(table), y=y)]
@@ -164,7 +167,7 @@ def _kind(rows: pd.DataFrame, y: alt.Y, table: pd.DataFrame, tones: Palette) -> 
 
 
 def _words(table: pd.DataFrame, scale: alt.Scale, tones: Palette) -> list[alt.Chart]:
-    """What each line is, at its right end; words that would meet stand above and below their lines."""
+    """What each line is, above its right end, or below where the word would meet the one above."""
     ends = []
     for row in table.drop_duplicates("period", keep="last").to_dict("records"):
         word = "step" if pd.isna(row["period"]) else watched.kind_word_of_steps(int(row["period"]))
@@ -172,10 +175,15 @@ def _words(table: pd.DataFrame, scale: alt.Scale, tones: Palette) -> list[alt.Ch
     exposed = table[table["period"].isna() & table["exposed"].notna()]
     if len(exposed):
         ends.append((float(exposed["exposed"].iloc[-1]), "exposed", tones.exposed))
-    look: dict[str, Any] = {"align": "right", "baseline": "bottom", "dx": -2, "dy": -3, "fontSize": 12}
     place = {"x": alt.value("width"), "y": alt.Y("ms:Q", scale=scale), "text": "word:N"}
-    tables = [(pd.DataFrame([{"ms": value, "word": word}]), tone) for value, word, tone in ends]
-    return [Layer(table).mark_text(color=tone, **look).encode(**place) for table, tone in tables]
+    layers, above_ms = [], math.inf
+    for value, word, tone in sorted(ends, key=lambda end: -end[0]):
+        meets = above_ms - value < _WORD * scale["domain"][1]
+        look: dict[str, Any] = {"baseline": "top", "dy": 4} if meets else {"baseline": "bottom", "dy": -3}
+        text = Layer(pd.DataFrame([{"ms": value, "word": word}]))
+        layers.append(text.mark_text(color=tone, align="right", dx=-2, fontSize=12, **look).encode(**place))
+        above_ms = value
+    return layers
 
 
 def _hover(rows: pd.DataFrame, table: pd.DataFrame) -> alt.Chart:

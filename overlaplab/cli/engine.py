@@ -33,7 +33,7 @@ DEFAULTS = {"--strategy": "bucketed", "--warmup": "3", "--steps": "5"}
 AUTO = "auto"
 """The value of `--link` for which the engine measures."""
 
-OWN = {
+REFUSED = {
     "--save": "every recording would write the same checkpoint",
     "--no-trace": "nothing would be recorded",
 }
@@ -43,7 +43,7 @@ OWN = {
 def with_defaults(options: Sequence[str]) -> list[str]:
     """Record's options, with a sweep's defaults where they say nothing; raises `OverlaplabError` for unfit ones."""
     pairs = _pairs(options)
-    for option, why in OWN.items():
+    for option, why in REFUSED.items():
         if option in pairs:
             raise OverlaplabError(f"{option}: {why}", remedy="Leave it out.")
     strategy = pairs.get("--strategy", DEFAULTS["--strategy"])
@@ -75,7 +75,7 @@ class Engine:
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             command = []
         recorded, wanted = (_pairs(words) for words in (command[2:], _arguments(recording, self.options)))
-        if wanted.get("--link") == AUTO and Path(recorded.get("--link", "")).parent == recording.out.parent:
+        if wanted.get("--link") == AUTO and _is_beside(recorded.get("--link", ""), recording.out):
             recorded["--link"] = AUTO  # see `_same_link`
         options = (recorded.keys() | wanted.keys()) - {"--out"}
         changed = sorted(option for option in options if recorded.get(option) != wanted.get(option))
@@ -111,6 +111,11 @@ def _same_link(options: Sequence[str], every: Sequence[PlannedRecording]) -> lis
     return [*options, "--link", first_link]
 
 
+def _is_beside(link: str, out: Path) -> bool:
+    """Whether this value of `--link` is a run in the same folder as `out`, however both are spelled; not `GBPS,US`."""
+    return bool(link) and "," not in link and Path(link).resolve().parent == out.resolve().parent
+
+
 def _arguments(recording: PlannedRecording, options: Sequence[str]) -> list[str]:
     return [*options, *recording.setting, "--out", str(recording.out)]
 
@@ -133,7 +138,7 @@ def _last_line(output: IO[bytes]) -> str:
 
 
 def recorded_options(run: Run) -> list[str]:
-    """The options of `overlaplab record` that recorded a run, without what names files; raises `OverlaplabError`.
+    """The options of `overlaplab record` that recorded a run, without where it wrote; raises `OverlaplabError`.
 
     A link that was measured becomes the run's own.
     """
@@ -147,12 +152,12 @@ def recorded_options(run: Run) -> list[str]:
             remedy="Give its command after --, with {bucket_cap_mb} in it, or record both settings and compare.",
         )
     options = [
-        word if not value else f"{word}={value}" for word, value in _pairs(words[2:]).items() if word not in _FILES
+        word if not value else f"{word}={value}" for word, value in _pairs(words[2:]).items() if word not in _OUTPUTS
     ]
     return [*options, "--link", run.path] if _pairs(options).get("--link") == AUTO else options
 
 
-_FILES = ("--out", "--save")
+_OUTPUTS = ("--out", "--save")
 
 
 def _pairs(words: Sequence[str]) -> dict[str, str]:

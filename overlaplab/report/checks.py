@@ -15,6 +15,7 @@ from overlaplab.findings import CheckLine, Outcome
 from overlaplab.formats import UNKNOWN, text
 from overlaplab.sections.run_tables import RunTables
 from overlaplab.selection import Selection
+from overlaplab.words import visible_line
 
 _ELEMENTS = {Outcome.FAILED: "failure", Outcome.INCONCLUSIVE: "skipped"}
 _MARKS = {Outcome.HOLDS: "✅", Outcome.FAILED: "❌", Outcome.INCONCLUSIVE: "❔ inconclusive:"}
@@ -26,7 +27,7 @@ def junit_xml(lines: Sequence[CheckLine], path: str) -> bytes:
     outcomes = [line.outcome for line in lines]
     suite = _suite(len(lines), failures=outcomes.count(Outcome.FAILED), skipped=outcomes.count(Outcome.INCONCLUSIVE))
     for line in lines:
-        case = ElementTree.SubElement(suite, "testcase", classname=path, name=line.name)
+        case = ElementTree.SubElement(suite, "testcase", classname=visible_line(path), name=line.name)
         if line.outcome is Outcome.HOLDS:
             ElementTree.SubElement(case, "system-out").text = line.sentence
         else:
@@ -40,8 +41,8 @@ def not_judged_xml(conditions: Sequence[str], path: str, why: str) -> bytes:
     names = conditions or ["compare"]
     suite = _suite(len(names), errors=len(names))
     for name in names:
-        case = ElementTree.SubElement(suite, "testcase", classname=path, name=name)
-        ElementTree.SubElement(case, "error", message=why)
+        case = ElementTree.SubElement(suite, "testcase", classname=visible_line(path), name=name)
+        ElementTree.SubElement(case, "error", message=visible_line(why))
     return _xml_text(suite)
 
 
@@ -60,15 +61,17 @@ def gate_markdown(
     """The verdict on the conditions, the run's own headline and advice, and its figures beside earlier ones."""
     diagnosis = RunTables(run=run, selection=selection).diagnosis
     parts = [f"### overlaplab: {findings.gate_title(lines)}"]
-    parts += ["\n".join(f"- {_MARKS[line.outcome]} {_escape_marks(line.sentence)}" for line in lines)]
-    parts += [_escape_marks(text) for text in (() if diagnosis is None else (diagnosis.headline, diagnosis.advice))]
+    parts += ["\n".join(f"- {_MARKS[line.outcome]} {_escape_markdown(line.sentence)}" for line in lines)]
+    parts += [
+        _escape_markdown(words) for words in (() if diagnosis is None else (diagnosis.headline, diagnosis.advice))
+    ]
     parts += ["\n".join(_table(figures, before))]
     return ("\n\n".join(part for part in parts if part) + "\n").encode("utf-8", errors="replace")
 
 
 def not_judged_markdown(why: str) -> bytes:
     """That nothing was judged, and why."""
-    return f"### overlaplab: nothing was judged\n\n- ❌ {_escape_marks(why)}\n".encode("utf-8", errors="replace")
+    return f"### overlaplab: nothing was judged\n\n- ❌ {_escape_markdown(why)}\n".encode("utf-8", errors="replace")
 
 
 def _table(figures: Scalars, before: Sequence[Scalars]) -> Iterator[str]:
@@ -84,6 +87,6 @@ def _table(figures: Scalars, before: Sequence[Scalars]) -> Iterator[str]:
         yield f"| {' | '.join(cells)} |"
 
 
-def _escape_marks(words: str) -> str:
+def _escape_markdown(words: str) -> str:
     """Words without the characters that Markdown reads as marks."""
     return re.sub(r"([\\`*_{}\[\]<>#|])", r"\\\1", words)

@@ -102,3 +102,11 @@ def test_bursts_are_joined(tmp_path: Path) -> None:
 
 def test_charts_of_nothing_are_drawn(tmp_path: Path) -> None:
     assert "text" not in marks(charts.watched_times(series(write_watched(tmp_path, []))))
+
+
+def test_words_of_lines_that_meet_are_above_and_below(tmp_path: Path) -> None:
+    for exposed, baseline in ((4, "bottom"), (9.9, "top")):
+        cells = step(0, 10 * MS, {CellKind.EXPOSED_GRADIENTS: int(exposed * MS)})
+        drawn = layers(charts.watched_times(series(write_watched(tmp_path / str(exposed), cells))))
+        words = {rows[0]["word"]: layer["mark"]["baseline"] for layer, rows in drawn if layer["mark"]["type"] == "text"}
+        assert words == {"step": "bottom", "exposed": baseline}

@@ -121,8 +121,19 @@ def test_a_sweep_measures_its_link_once(fake: Callable[[], list[str]]) -> None:
     assert all("--link auto --link DIR/cap-" in commands[name] for name in others)
     assert record_all(rounds, Engine(options)) == []
     assert len(fake()) == 4
+    assert record_all(plan(("1", "5"), 2, Path("DIR").resolve(), seed=0), Engine(options)) == []
     with pytest.raises(OverlaplabError, match=r"recorded otherwise \(--link\)"):
         record_all(rounds, Engine(["--link", "1Gbps,1us"]))
+
+
+@pytest.mark.parametrize("recorded", [["--link", "1Gbps,1us"], []])
+def test_another_link_is_not_the_measured_one_of_this_folder(
+    fake: Callable[[], list[str]], recorded: list[str]
+) -> None:
+    assert record_all(plan(("1",), 1, Path(), seed=0), Engine(recorded)) == []
+    with pytest.raises(OverlaplabError, match=r"recorded otherwise \(--link\)"):
+        record_all(plan(("1",), 1, Path(), seed=0), Engine(["--link", "auto"]))
+    assert len(fake()) == 1
 
 
 def test_a_failing_cap_leaves_the_others(fake: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch) -> None:

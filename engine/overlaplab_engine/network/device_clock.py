@@ -60,8 +60,9 @@ def _edges_ns(text: str) -> int:
 
 
 EDGES_NS = _edges_ns(os.environ.get("OVERLAPLAB_EDGES_NS") or "900")
-"""A trace shows the two kernels as longer than the time between their timestamps by this much: about the duration of an
-empty kernel. The wait is shortened by it, and measured times are lengthened. OVERLAPLAB_EDGES_NS sets a measured value.
+"""From the first kernel's start to the second's end takes this much longer than from timestamp to timestamp, about as
+long as an empty kernel. So `wait_until` waits for less, and `occupied_ns` adds it. OVERLAPLAB_EDGES_NS sets a measured
+value.
 """
 SLOTS = 4096
 """Pairs of timestamps per block of memory."""

@@ -31,7 +31,7 @@ class LinkStep:
 
     @property
     def attained(self) -> bool:
-        """Whether the link kept its model; always true with one rank, where nothing is modelled."""
+        """Whether the link kept its model; always true where nothing is modelled, as with one rank."""
         on_time = self.occupied_ns <= MOST_RATIO * self.modelled_ns and self.latest_ns <= MOST_LATE * self.took_ns
         return self.modelled_ns == 0 or on_time
 
@@ -54,5 +54,5 @@ def attained_steps(rows: Sequence[LinkStep]) -> set[int]:
 
 
 def is_attained(rows: Sequence[LinkStep]) -> bool:
-    """Whether the run is: enough of its steps are."""
+    """Whether the run's link was attained: in `ENOUGH_STEPS` steps, or in all where fewer were recorded."""
     return len(attained_steps(rows)) >= min(ENOUGH_STEPS, len({row.step for row in rows}))

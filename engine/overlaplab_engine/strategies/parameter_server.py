@@ -81,7 +81,10 @@ class ParameterServer(Strategy):
                 work.wait()
 
     def backward(self, loss: torch.Tensor, microbatch: int = 0) -> None:
-        """See `Strategy`; means that the pass adds to are rank 0's alone, which go into the next ones as a sum."""
+        """See `Strategy`.
+
+        Where gradients were not zeroed, rank 0's means become sums again, which `_fill` prescales once more.
+        """
         for parameter in self.parameters if self._holds_means else ():
             if (grad := self.gradients.get(parameter)) is not None:
                 grad.mul_(self.comm.world_size)
@@ -99,7 +102,7 @@ class ParameterServer(Strategy):
                     self.gradients.set(self.parameters[i], view if self._serves else None)
 
     def _fill(self) -> None:
-        """Put the gradients into the buffers, prescaled, and tell which there are."""
+        """Put the gradients into the buffers, prescaled, and set the flags of those that are there."""
         for bucket in self._buckets:
             grads = [self.gradients.get(self.parameters[m]) for m in bucket.members]
             for grad, view in zip(grads, bucket.views, strict=True):
@@ -161,7 +164,7 @@ class AsynchronousServer(ParameterServer):
         return self.model(*args, **kwargs)
 
     def named_optimized(self) -> list[tuple[str, torch.Tensor]]:
-        """On rank 0 the server's parameters; on others their own, which never have a gradient then."""
+        """On rank 0 the server's parameters; on others their own, whose gradients `_finish` drops."""
         if self._server is None:
             return super().named_optimized()
         return list(zip(self.names, self._server.parameters, strict=True))
@@ -226,7 +229,7 @@ _MORE, _NO_MORE = torch.ones(1, dtype=torch.int64), torch.zeros(1, dtype=torch.i
 
 
 class _Server:
-    """The parameters, and on rank 0 a thread for each other worker, which applies its gradients."""
+    """Rank 0's copy of the parameters, and a thread for each other worker, which applies that worker's gradients."""
 
     def __init__(self, strategy: Strategy, buckets: Sequence[Bucket], values: Sequence[torch.Tensor]) -> None:
         """Begin with a copy of `values`, in which the parameters lie as their gradients do in `buckets`."""
@@ -289,7 +292,10 @@ class _Server:
             return [flat.clone() for flat in self.values]
 
     def _may_go(self, worker: int) -> bool:
-        """Whether, after this worker's update, all others' could follow, the stalest first, and none be too stale."""
+        """Whether the step is known, and all others' updates could follow this worker's and none be too stale.
+
+        The stalest goes first.
+        """
         if self._step is None:
             return False
         versions = sorted(self._versions[other] for other in self._active - {worker})

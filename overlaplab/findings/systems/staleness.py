@@ -18,5 +18,6 @@ def staleness_remark(table: pd.DataFrame) -> str:
     workers = int(table["worker"].nunique())
     return (
         "Staleness: the updates since a worker got the parameters that it computed with. With "
-        f"{count(workers, 'worker')} its mean tends to {workers - 1}; slow ones have more. --max-staleness bounds it."
+        f"{count(workers, 'worker')} its mean tends to {workers - 1}; that of slow workers is larger. "
+        "--max-staleness bounds it."
     )

@@ -1,6 +1,6 @@
 """What no buckets make shorter: the least time of a recorded run's steps, whatever its gradients are sent in.
 
-[Note: bound]: docs/design/plays.md, Best found and least.
+Best found and least: docs/design/plays.md.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Times = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BackwardPass:
-    """A backward pass that sends gradients, played without buckets; times of the run as in [Note: bound]."""
+    """A backward pass that sends gradients, played without buckets; times in ns since the run's beginning."""
 
     step: int
     """Its place among the steps."""
@@ -41,7 +41,7 @@ class Least:
     """T of gradients in one bucket: see `transfer_table`."""
     passes: tuple[BackwardPass, ...]
     spans_ns: Times
-    """How long each step takes at least, of shape (ranks, steps): see [Note: bound]."""
+    """How long each step takes at least, of shape (ranks, steps)."""
 
     def spans_with_ns(self, buckets: Buckets) -> Times:
         """How long each step takes at least with these buckets: the mean over the ranks, of shape (steps,)."""
@@ -65,7 +65,7 @@ def launch_cuttings(cut: Recutting, ready_ns: Times, took_ns: Times) -> Iterator
 
 
 def least_steps(cut: Recutting) -> Least | None:
-    """The least; None where ranks have different numbers of backward passes, or programs cannot be played."""
+    """A run's steps at their least; None where numbers of backward passes differ, or programs cannot be played."""
     parts = [_split_at_backward_ends(each.moves) for each in cut.alone]
     if len({len(each) for each in parts}) > 1:
         return None
@@ -75,7 +75,7 @@ def least_steps(cut: Recutting) -> Least | None:
     at_ns = np.zeros(len(parts), dtype=np.int64)
     ends: list[list[int]] = [[] for _ in parts]
     passes: list[BackwardPass] = []
-    steps = sum(isinstance(move, End) for move in cut.alone[0].moves) - 1
+    steps = sum(isinstance(move, End) for move in cut.alone[0].moves) - 1  # the first `End` begins the first
     for part in zip(*parts, strict=True):
         begun = int(at_ns.min())
         moves = [
@@ -110,7 +110,7 @@ def _split_at_backward_ends(program: Program) -> list[list[Move]]:
 
 
 def _without_open_collectives(parts: Sequence[Sequence[Move]]) -> list[list[Move]]:
-    """The ranks' moves without those collectives that do not begin and end within them on all ranks."""
+    """The ranks' moves without collectives that not all of them launch, and without waits for such."""
     launched = [{move.key for move in part if isinstance(move, Launch)} for part in parts]
     inside: set[Hashable] = set.intersection(*launched)
     return [[move for move in part if not isinstance(move, Launch | Wait) or move.key in inside] for part in parts]
@@ -128,7 +128,7 @@ def _ready_ns(cut: Recutting, moves: Sequence[Program], played: Played) -> Times
 
 
 def _earliest_ns(cut: Recutting, least_took_ns: Times, ready_ns: Times, ended_ns: Times) -> Times:
-    """When each rank goes on at the earliest after a backward pass."""
+    """When each rank goes on at the earliest after a backward pass: the least over all numbers of buckets."""
     begun = int(ready_ns.min())
     ready, ended = ready_ns - begun, ended_ns - begun
     sent = [cut.sent[name] for name in cut.order]
@@ -149,5 +149,5 @@ def _earliest_ns(cut: Recutting, least_took_ns: Times, ready_ns: Times, ended_ns
 def _resume_ns(ended_ns: Times, launches: int, end_ns: int, cut: Recutting) -> Times:
     """When each rank goes on after so many launches in its backward pass, of which the last bucket ends at `end_ns`."""
     alone = ended_ns + 2 * launches * cut.host_ns
-    resumed: Times = np.maximum(alone, end_ns)  # not every rank needs to wake up
+    resumed: Times = np.maximum(alone, end_ns)  # without `wake_ns`: a rank that ends last does not wake up
     return resumed

@@ -70,7 +70,7 @@ class Shape:
     layer_ns: tuple[Mapping[str, int], ...] = ()
     """What a layer of each stage takes, by the keys of `took_ns`; backward passes are whole."""
     hides_host: bool = False
-    """Whether the device makes up for what the host takes; see [Note: a device that keeps a schedule]."""
+    """Whether actions take no longer for the host; see [Note: a device that keeps a schedule]."""
     buckets: tuple[tuple[Launch, ...], ...] = ()
     """The buckets that each rank averages with its replicas, after the last action; empty without replicas."""
 
@@ -84,18 +84,18 @@ class Shape:
         return ranks_of_stages(self.schedule, self.ranks, len(self.took_ns))
 
     def with_schedule(self, schedule: str, layers: Sequence[int]) -> Shape:
-        """Under another schedule, and with so many layers, if any are given; see [Note: another number of stages]."""
+        """Under another schedule, and numbers of layers, if any are given; see [Note: another number of stages]."""
         cut = bool(layers) and tuple(layers) != self.layers
         if schedule == self.schedule and not cut:
             return self
         shape = self._with_host_time()
         if cut or schedule != "zbv":
-            shape = shape._change_stages(_join_halves)
+            shape = shape._change_halves(_join_halves)
         if cut and len(layers) == len(self.took_ns):
             shape = shape.with_layers(layers)
         elif cut:
             shape = shape._cut_anew(ranks_of_stages(schedule, self.ranks, len(layers)), layers)
-        shape = shape._change_stages(_split_halves if schedule == "zbv" else _join_halves)
+        shape = shape._change_halves(_split_halves if schedule == "zbv" else _join_halves)
         return replace(shape, schedule=schedule)._with_host_time(sign=-1)
 
     def with_labelled_layers(
@@ -107,7 +107,7 @@ class Shape:
         an action makes up for the host, before the action and in it. Where labels tell no backward passes, a rank's
         layers have the same share of those as of its forward passes.
         """
-        whole, holders, hosts = self._with_host_time()._change_stages(_join_halves), self.holders, self._host_ns()
+        whole, holders, hosts = self._with_host_time()._change_halves(_join_halves), self.holders, self._host_ns()
         layer_ns = []
         for stage, holder in enumerate(holders):
             stages = [other for other, rank in enumerate(holders) if rank == holder]
@@ -144,7 +144,7 @@ class Shape:
         took_ns = []
         for stage_took, more_ns in zip(self.took_ns, by_ns, strict=True):
             took = {kind: ns if kind == UPDATE else ns + more_ns for kind, ns in stage_took.items()}
-            if took.get(INPUT, 0) < 0:  # of the first stage, which makes up for it in the other half
+            if took.get(INPUT, 0) < 0:  # the first stage's inputs take nothing: the other half takes the rest
                 took[WEIGHT] += took[INPUT]
             took_ns.append({kind: max(ns, 0) for kind, ns in took.items()})
         idle_ns = tuple(
@@ -153,7 +153,7 @@ class Shape:
         )
         return replace(self, took_ns=tuple(took_ns), idle_ns=idle_ns)
 
-    def _change_stages(self, change: Callable[..., tuple[_Times, _Times]]) -> Shape:
+    def _change_halves(self, change: Callable[..., tuple[_Times, _Times]]) -> Shape:
         """Backward passes in halves, of the inputs and of the weights, or whole again."""
         stages = enumerate(zip(self.took_ns, self.idle_ns, strict=True))
         parts = [change(took, idle, first=stage == 0, hidden=self.hides_host) for stage, (took, idle) in stages]
@@ -209,7 +209,7 @@ class Shape:
 
     @property
     def even_layers(self) -> tuple[int, ...]:
-        """The numbers of layers with which the slowest stage is fastest; one layer after the other moves there."""
+        """The numbers of layers with which the slowest stage is fastest; it gives them away one by one."""
         layers = list(self.layers)
         per_layer = [actions_ns(stage_layer) for stage_layer in self.layer_ns]
         while True:
