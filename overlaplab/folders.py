@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Collection
@@ -11,6 +10,8 @@ from pathlib import Path
 MANIFEST_NAME = "run.json"
 _MAX_OTHER_BYTES = 1 << 20
 """Larger JSON is taken for a trace: what overlaplab writes besides is smaller."""
+_MAX_OTHERS = 100
+"""So many files are looked into, before the next is taken for a trace."""
 _WATCHED_NAME = re.compile(r"rank\d{1,6}\.(json|cells)")
 
 
@@ -79,18 +80,25 @@ def _holds_run(folder: Path) -> bool:
         names = [entry.name for entry in os.scandir(folder)]
     except OSError:
         return False
-    return MANIFEST_NAME in names or any(_may_be_trace(folder / name) for name in trace_names(names))
+    return MANIFEST_NAME in names or holds_trace(folder, names)
+
+
+def holds_trace(folder: Path, names: Collection[str]) -> bool:
+    """Whether one of a folder's files may be a trace; a baseline, or other whole JSON without events, is none."""
+    traces = trace_names(names)
+    return len(traces) > _MAX_OTHERS or any(_may_be_trace(folder / name) for name in traces)
 
 
 def _may_be_trace(path: Path) -> bool:
-    """Whether a file may be a trace, a damaged one, too: whole JSON without events, such as a baseline, is none."""
+    """Whether a file may be a trace, a damaged one, too: a whole object that names no events is none. Links may."""
     try:
-        if path.suffix != ".json" or not path.is_file() or path.stat().st_size > _MAX_OTHER_BYTES:
+        if path.suffix != ".json" or path.is_symlink() or not path.is_file() or path.stat().st_size > _MAX_OTHER_BYTES:
             return True
-        content = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError):
+        content = path.read_bytes().strip()
+    except OSError:
         return True
-    return not isinstance(content, dict) or "traceEvents" in content
+    is_whole_object = content.startswith(b"{") and content.endswith(b"}")
+    return not is_whole_object or b'"traceEvents"' in content
 
 
 def natural_key(name: str) -> list[tuple[float, str]]:

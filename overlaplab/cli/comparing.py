@@ -67,13 +67,13 @@ def compare(
     runs = expand_runs(runs)
     conditions = [analyses.parse_condition(text) for text in fail_if or ()]
     requirements = [parse_requirement(text) for text in require or ()]
-    if len(runs) < 2 and baseline is None and (conditions or not requirements):
-        raise OverlaplabError("only one run", path=runs[0], remedy="Name two or more to compare, or a --baseline.")
     names = [str(condition) for condition in (*conditions, *requirements)]
     checks = bool(names or junit or markdown)
     causes = any(condition.is_of_cause for condition in conditions)
     before: Sequence[Scalars] = ()
     with _write_if_not_judged(names, runs[-1], junit, markdown):
+        if len(runs) < 2 and baseline is None and (conditions or not requirements):
+            raise OverlaplabError("only one run", path=runs[0], remedy="Name two or more to compare, or a --baseline.")
         stored = None if baseline is None else analyses.stored_baseline(baseline)
         loaded = load(runs, opening)
         first = loaded[0] if stored is None and len(loaded) > 1 else None

@@ -16,8 +16,8 @@ T = TypeVar("T")
 
 _ROUNDED = 0.01
 """How far a number of parameters may be from the recorded one where it is given, rounded, as in 6.8M."""
-_ALIKE = 0.1
-"""How far it may be from that of the model's sizes where both are given: rounded, as in 7B, or not quite like GPT-2."""
+_MOST_UNLIKE = 2
+"""How many times that of the model's sizes it may be, or the reverse: a gated or wide MLP makes models unlike GPT-2."""
 _SIZES = ("layers", "width", "heads", "vocab")
 _USUAL = Batch(seq=2048, microbatch=1, accumulate=1, ranks=8)
 """What a plan has where nothing is said and nothing recorded."""
@@ -185,7 +185,7 @@ class AskedPlan:
         if self._stated_sizes():
             if model is None and (parameters is not None or recording is not None):
                 raise OverlaplabError("the model's sizes are incomplete", remedy="Give --layers and --width together.")
-            if model and parameters and abs(parameters - model.parameters) > _ALIKE * model.parameters:
+            if model and parameters and not 1 / _MOST_UNLIKE <= parameters / model.parameters <= _MOST_UNLIKE:
                 what = f"--params {parameters:,}: the model's sizes make {model.parameters:,}"
                 raise OverlaplabError(what, remedy="Leave --params or the sizes out.")
         if parameters is None:

@@ -12,7 +12,7 @@ from pathlib import Path, PurePath
 from typing import TypeAlias
 
 from overlaplab.errors import OverlaplabError
-from overlaplab.folders import MANIFEST_NAME, holds_watched, is_watched_name, trace_names
+from overlaplab.folders import MANIFEST_NAME, holds_trace, holds_watched, is_watched_name, trace_names
 from overlaplab.load.run_folder import load_manifest
 from overlaplab.manifest import Manifest
 from overlaplab.words import count, shorten, size_exact
@@ -74,7 +74,7 @@ def scan_runs(root: Path) -> tuple[list[Entry], list[str]]:
         seen.add(folder)
         files = [entry.name for entry in entries if _is_file(entry)]
         traces, watched = trace_names(files), holds_watched(files)
-        if traces or MANIFEST_NAME in files or watched:
+        if MANIFEST_NAME in files or watched or holds_trace(folder, files):
             manifest = MANIFEST_NAME in files
             runs.append(Entry(name=name, files=len(traces), manifest=manifest, watched=watched))
         if depth < _DEPTH:

@@ -73,6 +73,7 @@ def test_a_baseline_with_causes_by_earlier_rules_serves_for_all_else(command: An
     [
         ("cap-1", ("--require", "hidden_all_reduces >= 1", "--rank", "7"), "not in this run"),
         ("none", ("--require", "hidden_all_reduces >= 1"), "none"),
+        ("cap-1", ("--fail-if", "span_ns > 5%"), "only one run"),
         ("cap-1", ("--fail-if", "span_ns > 5%", "--baseline", "none.json"), "none.json"),
     ],
 )

@@ -57,6 +57,7 @@ def test_json_has_the_arithmetic(command: Any) -> None:
         ("--layers 2 --width 1024 --microbatch 64 --gpu-memory 100MB", "try a smaller microbatch or checkpointing"),
         ("--params 7B", "Name the GPU's memory"),
         ("--params 7B --layers 32 --width 4096", "7B parameters"),
+        ("--params 7.6B --layers 28 --width 3584 --vocab 152064", "7.6B parameters"),
         ("--params 999.9M", "1B parameters"),
         ("--params 15000B", "15T parameters"),
         ("--params 10 --seq 1 --gpus 1 --tokens 2", "It takes 120 FLOP, 120 FLOP on each GPU."),

@@ -29,7 +29,7 @@ def opened(tmp_path: Path) -> Path:
     """A folder `opened`, and beside it `opened-too` and `outside`, each with a run."""
     for name in ("opened/run", "opened-too/run", "outside"):
         (tmp_path / name).mkdir(parents=True)
-        (tmp_path / name / "rank0.json").write_text("{}")
+        (tmp_path / name / "rank0.json").write_text("[]")
     return tmp_path / "opened"
 
 
@@ -80,7 +80,7 @@ def test_runs_are_found_three_folders_deep(opened: Path) -> None:
         ".hidden/t.json",
         "top.json",
     ):
-        (opened / name).write_text("{}")
+        (opened / name).write_text("[]")
     assert [(entry.name, entry.files) for entry in find_runs(opened)] == [
         (".", 1),
         ("run", 1),
@@ -181,5 +181,5 @@ def test_the_folder_itself_has_its_own_name(tmp_path: Path) -> None:
 
 def test_what_there_is_to_read(opened: Path) -> None:
     (opened / "run" / "rank1.json").write_bytes(b" " * 1_500_000)
-    (opened / "run" / "run.json").write_text("{}")
+    (opened / "run" / "run.json").write_text("[]")
     assert describe_stamp(stamp(opened / "run")) == "2 traces, 1.50 MB"

@@ -11,6 +11,7 @@ import pytest
 from made.traces import op, run_of, write
 
 from overlaplab import OverlaplabError, load_ranks, load_run
+from overlaplab.dashboard.folder import find_runs
 from overlaplab.folders import run_folders
 
 
@@ -166,8 +167,10 @@ def test_a_baseline_beside_runs_does_not_hide_them(tmp_path: Path) -> None:
     for place in (tmp_path, tmp_path / "documents"):
         (place / "baseline.json").write_text('{"format_version": 1, "recordings": []}')
     assert run_folders(tmp_path) == [str(tmp_path / name) for name in ("a", "b", "cut")]
+    assert [entry.name for entry in find_runs(tmp_path)] == ["a", "b", "cut"]
     (tmp_path / "events.json").write_text("[]")
     assert run_folders(tmp_path) == [str(tmp_path)]
+    assert [entry.name for entry in find_runs(tmp_path)] == [".", "a", "b", "cut"]
 
 
 def test_thousands_of_files_are_one_clear_line_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -37,8 +37,8 @@ class Baseline:
     """How many first steps of each rank were left out."""
     ranks: tuple[int, ...] | None = None
     """The ranks whose figures these are; None where it does not say."""
-    steps: tuple[int, ...] | None = None
-    """The only steps whose figures these are; None for all."""
+    steps: tuple[int, ...] | msgspec.UnsetType | None = msgspec.UNSET
+    """The only steps whose figures these are; None for all; unset where it does not say."""
     on_gpus: bool | None = None
     """Whether they were recorded on GPUs; None where it does not say."""
     format: Literal["overlaplab baseline"] = "overlaplab baseline"
@@ -46,7 +46,7 @@ class Baseline:
 
     def text(self) -> str:
         """Return the text of a JSON file, which `stored_baseline` reads."""
-        return json.dumps(asdict(self), indent=1, allow_nan=False) + "\n"
+        return json.dumps(msgspec.to_builtins(self), indent=1, allow_nan=False) + "\n"
 
 
 _BASELINE = msgspec.json.Decoder(Baseline)
@@ -121,7 +121,7 @@ def recordings_before(
                 f" {selection.skip_steps}",
                 remedy=f"Compare with --skip-steps {stored.skip_steps}.",
             )
-        if stored.steps != (steps := _steps(selection)):
+        if stored.steps is not msgspec.UNSET and stored.steps != (steps := _steps(selection)):
             what = f"the baseline is of {_steps_words(stored.steps)}, this comparison of {_steps_words(steps)}"
             raise OverlaplabError(what, remedy="Compare the same steps.")
         return stored.recordings

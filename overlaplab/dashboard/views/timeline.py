@@ -117,13 +117,10 @@ def _within_run(timeline: Timeline, window: tuple[int, int] | None) -> tuple[int
     """A link's window, no wider than the run and as much on both sides; None where it lies beside the run."""
     start, end = timeline.extent
     events = timeline.events  # some may lie outside the steps, where the canvas shows them, too
-    if (
-        window is None
-        or window[0] >= max(end, events["end_ns"].max())
-        or window[1] <= min(start, events["start_ns"].min())
-    ):
+    first, last = (start, end) if events.empty else (int(events["start_ns"].min()), int(events["end_ns"].max()))
+    if window is None or window[0] >= max(end, last) or window[1] <= min(start, first):
         return None
-    return max(window[0], 2 * start - end), min(window[1], 2 * end - start)
+    return max(window[0], min(2 * start - end, first)), min(window[1], max(2 * end - start, last))
 
 
 def _find_host(opened: Opened, place: int) -> HostLanes:

@@ -34,19 +34,20 @@ def other_problem(
     idles = idle > IDLE_OVER_EXPOSED * cost and idle > IDLE_PROBLEM_SHARE * span
     if span == 0 or (cost > LITTLE_EXPOSED * span and not idles):
         return None
+    of_whole = "of the step time" if table["step"].notna().any() else "of the trace"
     begin = "Communication is not the problem: "
     if not table["comm_ns"].any():
         begin = ""
     elif cost > LITTLE_EXPOSED * span:
         paused = f", {percent(gaps, span)} only because compute paused" if gaps else ""
         share = percent(exposed, span)
-        begin = f"Communication is not the first problem ({share} of the step time is exposed{paused}): "
+        begin = f"Communication is not the first problem ({share} {of_whole} is exposed{paused}): "
     if idle > IDLE_PROBLEM_SHARE * span:
-        return f"{begin}{percent(idle, span)} of the step time is idle{why_idle(idle_rows, host)}."
+        return f"{begin}{percent(idle, span)} {of_whole} is idle{why_idle(idle_rows, host)}."
     if memory > IDLE_PROBLEM_SHARE * span:
-        return f"{begin}for {percent(memory, span)} of the step time only copies run."
+        return f"{begin}for {percent(memory, span)} {of_whole} only copies run."
     computing = percent(int(table["compute_ns"].sum()), span)
-    return f"{begin}for {computing} of the step time the rank computes." if begin else None
+    return f"{begin}for {computing} {of_whole} the rank computes." if begin else None
 
 
 def other_problem_advice(table: pd.DataFrame, idle_rows: pd.DataFrame | None, host: HostRole = "launches") -> str:

@@ -99,7 +99,9 @@ def test_a_baseline_that_says_neither_steps_nor_device_is_read(tmp_path: Path) -
     del content["steps"], content["on_gpus"]
     (tmp_path / "b.json").write_text(json.dumps(content))
     before = stored_baseline(tmp_path / "b.json")
-    assert recordings_before(run, Selection(), before, None) == before.recordings
+    for selection in (Selection(), Selection(steps=[4])):
+        assert recordings_before(run, selection, before, None) == before.recordings
+    assert "steps" not in json.loads(before.text())
 
 
 def test_other_work_is_refused() -> None:

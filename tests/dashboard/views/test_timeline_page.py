@@ -137,8 +137,9 @@ def test_another_run_is_not_asked_for_the_window_of_the_one_before(opened, tmp_p
     assert not app.warning
 
 
-def test_a_link_to_what_lies_before_the_steps_is_followed(opened, tmp_path: Path) -> None:
-    run_of(tmp_path / "early", [event("aten::mm", 100, 400), step(1, 500, 900)])
+@pytest.mark.parametrize("begin", [500, 2500])
+def test_a_link_to_what_lies_before_the_steps_is_followed(opened, tmp_path: Path, begin: int) -> None:
+    run_of(tmp_path / "early", [event("aten::mm", 100, 400), step(1, begin, begin + 400)])
     app = opened(tmp_path, "timeline", "early")
     app.query_params["from"], app.query_params["to"] = "0", "300000"
     app.run()

@@ -326,6 +326,12 @@ def test_who_has_all_traces_is_told_why_they_do_not_tell(cause: str, bound: Any)
     assert having.advice == "How much of it is waiting for other ranks is unknown: no two agree."
 
 
+def test_without_steps_idle_time_is_a_share_of_the_trace() -> None:
+    table = summary_rows((0, None, 100, 4)).assign(idle_ns=50 * MS, host_wait_ns=50 * MS)
+    found = diagnose(table, worst_step(table), exposed_rows((0, None, "tail", 4, None)), table)
+    assert "50\u00a0% of the trace is idle" in found.headline
+
+
 def test_where_operators_waited_for_cores_the_machine_is_blamed() -> None:
     """And not the host for pausing, as a replay without them would have it."""
     table = summary_rows((0, 1, 100, 4)).assign(idle_ns=50 * MS, preempted_ns=40 * MS, host_wait_ns=10 * MS)
