@@ -15,9 +15,9 @@ from overlaplab.manifest import Manifest, Model
 T = TypeVar("T")
 
 _ROUNDED = 0.01
-"""How far a number of parameters may be from the recorded one where it is given, rounded, as in 6.8M."""
+"""The share by which a given number of parameters may miss the recorded one: it may be rounded, as in 6.8M."""
 _ALIKE = 0.1
-"""How far it may be from that of the model's sizes where both are given: rounded, as in 7B, or not quite like GPT-2."""
+"""The share by which it may miss that of the model's sizes: rounded, as in 7B, or of a model not quite like GPT-2."""
 _SIZES = ("layers", "width", "heads", "vocab")
 _USUAL = Batch(seq=2048, microbatch=1, accumulate=1, ranks=8)
 """What a plan has where nothing is said and nothing recorded."""
@@ -81,7 +81,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedPlan:
-    """What run.json says that a plan asks for."""
+    """What run.json says of what a plan consists of."""
 
     parameters: int
     batch: Batch
