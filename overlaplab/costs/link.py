@@ -124,7 +124,7 @@ _LARGE = 10**12
 def tree_until(link: Link) -> int:
     """Up to how many bytes a tree's all-reduce takes no longer than a ring's, both made by hand; 0 if it never does."""
     lead, large_lead = (hops_ns(size, link, "ring") - hops_ns(size, link, "tree") for size in (0, _LARGE))
-    return int(_LARGE * lead / (lead - large_lead)) if large_lead < 0 < lead else 0  # a tree's lead shrinks in a line
+    return int(_LARGE * lead / (lead - large_lead)) if large_lead < 0 < lead else 0  # a tree's lead shrinks linearly
 
 
 def ring_factor(kind: str | None, world_size: int) -> float:

@@ -87,8 +87,8 @@ class Wait:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """Something that an edit of the program goes by: a gradient that arrives, or a border of a pass, of a unit's use
-    (`use`, `last_use`), of an update or of what the host does between passes (`host`).
+    """Something that an edit of the program goes by: a gradient that arrives, or a border, as of a pass, a unit's use
+    (`use`, `last_use`), an update, a pipeline's action (`stage_…`) or what the host does between passes (`host`).
     """
 
     word: str

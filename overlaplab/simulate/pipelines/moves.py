@@ -63,7 +63,7 @@ def _order(
 
 
 def _with_host_times(moves: Iterator[Move], host: Host, before_ns: int) -> Iterator[Move]:
-    """With the host's time before posts and actions, the first of which begins `before_ns` after the step.
+    """With the host's time before posts and actions, the first of which begins `before_ns` into the step.
 
     What it takes from a message's end on follows the wait for it; the rest, if any, is done while it waits.
     """
