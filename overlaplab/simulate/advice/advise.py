@@ -113,7 +113,7 @@ def _search_rows(run: Run) -> Iterator[dict[str, Any]]:
 
 
 def _setting_rows(run: Run) -> Iterator[dict[str, Any]]:
-    """The settings of `scattered_caps`, `depths_played` and `device_settings`; a first bucket keeps a cap of its own."""
+    """The settings of `scattered_caps`, `depths_played` and `device_settings`; a first bucket keeps its own cap."""
     for played in (scattered_caps(run), depths_played(run), device_settings(run)):
         best = best_setting(run, played)
         for each in played:
