@@ -32,7 +32,7 @@ def transfer_ns(kind: str, num_bytes: int, link: Link, hops: str | None = None) 
     """T = s·α + f·bytes ÷ bandwidth in ns, for `num_bytes` of the full (gathered) tensor.
 
     For n ranks, each rank sends s = n-1 messages one after the other, and f = (n-1)/n of the tensor; an all-reduce
-    twice as much. Of one that is made by hand see `hops_ns`, of `send_recv` `message_ns`. Raises ValueError for a kind
+    twice as much. `hops_ns` has those made by hand, `message_ns` a `send_recv`. Raises ValueError for a kind
     without a model.
     """
     if kind == MESSAGE:
@@ -118,13 +118,13 @@ def hop_count(ranks: int, hops: str) -> int:
 
 
 _LARGE = 10**12
-"""Bytes, of which a ring sends far fewer than a tree."""
+"""Bytes of a tensor so large that latency does not count."""
 
 
 def tree_until(link: Link) -> int:
     """Up to how many bytes a tree's all-reduce takes no longer than a ring's, both made by hand; 0 if it never does."""
-    sooner, later = (hops_ns(size, link, "ring") - hops_ns(size, link, "tree") for size in (0, _LARGE))
-    return int(_LARGE * sooner / (sooner - later)) if later < 0 < sooner else 0
+    lead, large_lead = (hops_ns(size, link, "ring") - hops_ns(size, link, "tree") for size in (0, _LARGE))
+    return int(_LARGE * lead / (lead - large_lead)) if large_lead < 0 < lead else 0  # a tree's lead shrinks linearly
 
 
 def ring_factor(kind: str | None, world_size: int) -> float:

@@ -93,7 +93,10 @@ def _number_microbatches(kind: str, stages: Sequence[int]) -> list[StageAction]:
 
 def _zbv(rank: int, ranks: int, microbatches: int, stages: int) -> list[StageAction]:
     """The order of torch's `ScheduleZBVZeroBubble` (Qi et al. 2024, section 6), for at least 2p − 1 microbatches."""
-    most, done = max(2 * ranks - 1, microbatches), Counter[tuple[str, int]]()
+    planned, done = (
+        max(2 * ranks - 1, microbatches),
+        Counter[tuple[str, int]](),
+    )  # those too many are dropped at the end
     actions: list[StageAction] = []
     down, up = rank, 2 * ranks - 1 - rank  # the rank's stages, on the way down the V and up again
 
@@ -109,8 +112,8 @@ def _zbv(rank: int, ranks: int, microbatches: int, stages: int) -> list[StageAct
         add(down, FORWARD)
     for _ in range(ranks - rank):
         add(up, FORWARD, INPUT, WEIGHT)
-    while done[FORWARD, up] < done[FORWARD, down] or done[FORWARD, down] < most:
-        if done[FORWARD, down] < most:
+    while done[FORWARD, up] < done[FORWARD, down] or done[FORWARD, down] < planned:
+        if done[FORWARD, down] < planned:
             add(down, FORWARD)
         add(down, INPUT, WEIGHT)
         add(up, FORWARD, INPUT, WEIGHT)
@@ -136,12 +139,12 @@ def turns(orders: Sequence[Sequence[StageAction]], holders: Sequence[int]) -> li
     """Each rank's actions, and when it posts the messages between them; `holders` are the stages' ranks.
 
     As torch does where ranks hold several stages (`_add_send_recv` in torch/distributed/pipelining/schedules.py): the
-    ranks take turns, and who sends enters the receiver's call, too. What stands for FSDP there takes turns as well.
-    ValueError if the orders wait for each other.
+    ranks take turns, and who sends enters the receiver's call, too. Torch spends turns on FSDP even without it, see
+    `_with_pauses`. ValueError if the orders wait for each other.
     """
     waiting = [deque(_with_pauses(remaining)) for remaining in orders]
     rank_turns: list[list[Turn]] = [[] for _ in orders]
-    there: list[set[StageAction]] = [set() for _ in orders]
+    there: list[set[StageAction]] = [set() for _ in orders]  # the actions whose results each rank has
     going = True
     while going:
         going = False

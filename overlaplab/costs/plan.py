@@ -15,7 +15,7 @@ from overlaplab.manifest import Manifest, Model
 T = TypeVar("T")
 
 _ROUNDED = 0.01
-"""How far a number of parameters may be from the recorded one where it is given, rounded, as in 6.8M."""
+"""The share by which a given number of parameters may miss the recorded one: it may be rounded, as in 6.8M."""
 _MOST_UNLIKE = 2
 """How many times that of the model's sizes it may be, or the reverse: a gated or wide MLP makes models unlike GPT-2."""
 _SIZES = ("layers", "width", "heads", "vocab")
@@ -81,7 +81,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedPlan:
-    """What run.json says that a plan asks for."""
+    """What run.json says of what a plan consists of."""
 
     parameters: int
     batch: Batch

@@ -6,7 +6,7 @@ from bisect import bisect_left
 from dataclasses import dataclass
 
 STAGES = (0, 1, 2, 3)
-"""ZeRO's: nothing is sharded, optimizer states are, gradients too, parameters too."""
+"""ZeRO's stages: 0 shards nothing, 1 optimizer states, 2 gradients as well, 3 parameters as well."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +54,7 @@ class HeldBytes:
 def held_bytes(parameters: int, precision: Precision, stage: int, ranks: int, activations: int = 0) -> HeldBytes:
     """What each of so many data-parallel ranks holds in a stage of ZeRO; shards are rounded up.
 
-    A stage gathers units of the model for their use beside this, which the engine's recordings show.
+    The units that stage 3 gathers while it uses them are not counted; the engine's recordings show them.
     """
     sharded = {"optimizer": stage >= 1, "gradients": stage >= 2, "parameters": stage >= 3}
     shards = {name: ranks if is_cut else 1 for name, is_cut in sharded.items()}

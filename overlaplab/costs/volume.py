@@ -31,8 +31,8 @@ def theory(manifest: Manifest, traits: Traits) -> Theory | None:
     Also None of a pipeline, whose ranks send activations and hold different layers, and if it depends on the number of
     microbatches and that is unknown, as in loops other than the engine's. Of a server it is the mean of the ranks.
     """
-    units, every = traits.gathers == "units", traits.sends_every_microbatch
-    if traits.stages or not manifest.parameters or (manifest.accumulate is None and (units or every)):
+    gathers_units, sends_each = traits.gathers == "units", traits.sends_every_microbatch
+    if traits.stages or not manifest.parameters or (manifest.accumulate is None and (gathers_units or sends_each)):
         return None
     gathered, reduced = gathered_bytes(manifest), reduced_bytes(manifest)
     if gathered is None or reduced is None:
@@ -46,14 +46,14 @@ def theory(manifest: Manifest, traits: Traits) -> Theory | None:
     stays_gathered = manifest.reshard_after_forward is False
     all_gathers = {None: 0, "updated_parameters": 1, "units": 1 if stays_gathered else 2}
     parameter_rounds = all_gathers[traits.gathers]
-    once = gathered_once(manifest, traits) if units and not stays_gathered else []
-    upper = gradient_rounds * reduced * (microbatches if every else 1)
-    upper += parameter_rounds * gathered * (microbatches if units else 1)
+    once = gathered_once(manifest, traits) if gathers_units and not stays_gathered else []
+    upper = gradient_rounds * reduced * (microbatches if sends_each else 1)
+    upper += parameter_rounds * gathered * (microbatches if gathers_units else 1)
     sent = upper - microbatches * sum(unit.bytes for unit in once)
-    repeated = gradient_rounds * every + parameter_rounds * units
+    repeated = gradient_rounds * sends_each + parameter_rounds * gathers_units  # with each microbatch; others per step
     single = gradient_rounds + parameter_rounds - repeated
-    beside, more = _other_axes_volume(manifest, reduced, microbatches)
-    note = more + _note(manifest)
+    beside, beside_text = _other_axes_volume(manifest, reduced, microbatches)
+    note = beside_text + _note(manifest)
     n = manifest.axes.owners
     return Theory(
         sent_bytes=round(sent * (n - 1) / n + beside),
@@ -72,7 +72,7 @@ def _server_theory(parameters: int, gradients: int, manifest: Manifest) -> Theor
 
 
 def _parameter_theory(parameters: int, manifest: Manifest) -> Theory:
-    """Ranks send no gradients; `every` so many steps they all-reduce the parameters, or never."""
+    """Ranks send no gradients; they all-reduce the parameters every `manifest.every` steps, or never."""
     n, every = manifest.axes.owners, manifest.every
     sent = round(ROUNDS["all_reduce"] * parameters * (n - 1) / n / every) if every else 0
     formula = "0" if every is None else "2Ψ" if every == 1 else f"2Ψ/{every}"
@@ -106,7 +106,7 @@ def _activation_bytes(manifest: Manifest) -> int | None:
 
 
 def _note(manifest: Manifest) -> str:
-    """What is sent in another type than the parameters'."""
+    """The types of parameters and gradients as they are sent, where run.json tells them."""
     parameters = f", parameters in {manifest.param_dtype}" if manifest.param_dtype else ""
     reduced = manifest.reduce_dtype or ("fp32" if manifest.main_grad else manifest.param_dtype)
     return parameters + (f", gradients in {reduced}" if reduced else "")

@@ -38,7 +38,7 @@ _TYPES = {
 TimesBySize = Callable[[str], Callable[[int], int] | None]
 """T of each number of bytes by the kind of collective; None where unknown."""
 
-_BEST = ("rank", "step", "index", "gradients", "bytes", "ready_ns", "start_ns", "end_ns", "last_ns")
+_BUCKET_COLUMNS = ("rank", "step", "index", "gradients", "bytes", "ready_ns", "start_ns", "end_ns", "last_ns")
 
 
 def bound(run: Run, selection: Selection = EVERYTHING, *, link: Link | None = None) -> pd.DataFrame:
@@ -95,7 +95,7 @@ def best_buckets(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
         rows = _played_rows(run, search.cut.programs(search.best_found.buckets), selection)
     else:
         rows = rows_by_rank(run, selection, partial(_best_of_trace, run)) if _has_bounds(run) else []
-    return pd.DataFrame(rows, columns=list(_BEST)).astype("Int64")
+    return pd.DataFrame(rows, columns=list(_BUCKET_COLUMNS)).astype("Int64")
 
 
 def _played_rows(run: Run, programs: Sequence[Program], selection: Selection) -> list[dict[str, Any]]:
@@ -143,9 +143,9 @@ def _has_bounds(run: Run) -> bool:
 
 
 def _best_of_trace(run: Run, trace: Trace, steps: Sequence[Window]) -> Iterator[dict[str, Any]]:
-    took, ran = transfers(run, trace, run.manifest.link if run.manifest else None), executions(trace)
+    transfer_times, ran = transfers(run, trace, run.manifest.link if run.manifest else None), executions(trace)
     for step, issued in issued_by_step(trace, steps, run.manifest):
-        gradients = _sendable_in_step(issued, progress(trace, step), took.times_by_size)
+        gradients = _sendable_in_step(issued, progress(trace, step), transfer_times.times_by_size)
         if gradients is None or issued.gradients is None:
             continue
         done_ns, free_ns = np.maximum.accumulate(gradients.ready_ns), 0
@@ -167,23 +167,23 @@ def _best_of_trace(run: Run, trace: Trace, steps: Sequence[Window]) -> Iterator[
 
 
 def _bounds_of_trace(run: Run, link: Link | None, trace: Trace, steps: Sequence[Window]) -> Iterator[dict[str, Any]]:
-    took = transfers(run, trace, link)
+    times = transfers(run, trace, link)
     for step, issued in issued_by_step(trace, steps, run.manifest):
-        if row := _step_bounds(trace, step, issued, took):
+        if row := _step_bounds(trace, step, issued, times):
             yield row
 
 
-def _step_bounds(trace: Trace, step: Window, issued: Issued, took: Transfers) -> dict[str, Any] | None:
-    each_ns = [took.launch_ns(sent.launch, sent.kind, sent.bytes) for _, sent in issued.sent]
+def _step_bounds(trace: Trace, step: Window, issued: Issued, times: Transfers) -> dict[str, Any] | None:
+    each_ns = [times.launch_ns(sent.launch, sent.kind, sent.bytes) for _, sent in issued.sent]
     known_ns = [ns for ns in each_ns if ns is not None]
     if len(known_ns) < len(each_ns):
         return None
     done_by = progress(trace, step)
     computed_ns = done_by(step.host_end_ns)
     as_launched_ns = _as_launched_ns(issued, known_ns, done_by, computed_ns)
-    halves_ns = _halved_times_ns(issued, known_ns, took)
-    any_cap_ns = _any_cap_ns(issued, done_by, computed_ns, took)
-    waits_known = all(took.knows_waits(sent.launch) for _, sent in issued.sent)
+    halves_ns = _halved_times_ns(issued, known_ns, times)
+    any_cap_ns = _any_cap_ns(issued, done_by, computed_ns, times)
+    waits_known = all(times.knows_waits(sent.launch) for _, sent in issued.sent)
     return {
         "step": step.step,
         "span_ns": step.end_ns - step.start_ns,
@@ -194,7 +194,7 @@ def _step_bounds(trace: Trace, step: Window, issued: Issued, took: Transfers) ->
         "half_bound_ns": None if halves_ns is None else _as_launched_ns(issued, halves_ns, done_by, computed_ns),
         "half_transfer_ns": None if halves_ns is None else sum(halves_ns),
         "waits_known": waits_known,
-        "bytes_explain": waits_known or all(took.times_by_size(sent.kind) for _, sent in issued.sent if sent.bytes),
+        "bytes_explain": waits_known or all(times.times_by_size(sent.kind) for _, sent in issued.sent if sent.bytes),
     }
 
 
@@ -205,11 +205,11 @@ def _as_launched_ns(issued: Issued, each_ns: Sequence[int], done_by: Callable[[i
     return int(play([_program([*launches, *waits], done_by, computed_ns)]).over_ns[0][-1])
 
 
-def _halved_times_ns(issued: Issued, each_ns: Sequence[int], took: Transfers) -> list[int] | None:
+def _halved_times_ns(issued: Issued, each_ns: Sequence[int], times: Transfers) -> list[int] | None:
     """T of each collective with half as many bytes, None where T of other sizes is unknown."""
     halves_ns = []
     for (_, sent), ns in zip(issued.sent, each_ns, strict=True):
-        takes = took.times_by_size(sent.kind)
+        takes = times.times_by_size(sent.kind)
         if takes is None or not sent.bytes:
             return None
         halves_ns.append(halved_ns(ns, sent.bytes, takes))
@@ -226,8 +226,8 @@ def _program(points: list[tuple[int, Launch | Wait]], done_by: Callable[[int], i
     return [*moves, Work(computed_ns - done)]
 
 
-def _any_cap_ns(issued: Issued, done_by: Callable[[int], int], computed_ns: int, took: Transfers) -> int | None:
-    gradients = _sendable_in_step(issued, done_by, took.least_by_size)
+def _any_cap_ns(issued: Issued, done_by: Callable[[int], int], computed_ns: int, times: Transfers) -> int | None:
+    gradients = _sendable_in_step(issued, done_by, times.least_by_size)
     if gradients is None:
         return None
     end_ns = best_cutting(gradients.ready_ns, gradients.bytes, gradients.takes)[0]
@@ -256,9 +256,9 @@ def sendable_gradients(run: Run, window: Mapping[str, Any]) -> SendableGradients
     if not _has_bounds(run):
         return None
     for trace in selected_traces(run, selection):
-        took = transfers(run, trace, run.manifest.link if run.manifest else None)
+        times = transfers(run, trace, run.manifest.link if run.manifest else None)
         for step, issued in issued_by_step(trace, selected_windows(trace, selection), run.manifest):
-            return _sendable_in_step(issued, progress(trace, step), took.times_by_size)
+            return _sendable_in_step(issued, progress(trace, step), times.times_by_size)
     return None
 
 

@@ -1,6 +1,6 @@
 """What carrying collectives takes from the computation on the same cores.
 
-[Note: displaced], [Note: meanwhile]: docs/design/plays.md, Another strategy's programs, Displacement.
+[Note: meanwhile]: docs/design/plays.md, Another strategy's programs, Displacement.
 """
 
 from __future__ import annotations

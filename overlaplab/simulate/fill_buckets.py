@@ -56,7 +56,7 @@ def cap_ranges(order: Sequence[Name], sizes: Mapping[Name, int]) -> Iterator[Cap
     while order:
         buckets = assign(order, sizes, [cap])
         full = [sum(sizes[name] for name in bucket) for bucket in buckets[:-1]]
-        upto = min(full, default=2 * cap)  # of one bucket for all every larger cap
+        upto = min(full, default=2 * cap)  # where one bucket holds all, every larger cap gives it, too
         yield CapRange(cap_mb=cap_for(cap, upto), buckets=tuple(map(tuple, buckets)))
         if not full:
             return
@@ -74,5 +74,5 @@ def cap_for(least: int, most: int) -> float:
 
 
 def closing_caps(buckets: Sequence[Sequence[int]]) -> list[float]:
-    """A cap in MiB for each bucket, so that it closes with its last gradient; of each the gradients' bytes."""
+    """A cap in MiB for each bucket, so that it closes with its last gradient; `buckets` has their gradients' bytes."""
     return [cap_for(sum(sizes[:-1]) + 1, sum(sizes)) for sizes in buckets]

@@ -97,7 +97,7 @@ def _with_others(labelled: Issued, others: Issued) -> Issued:
 
 
 def _in_order(sent: Sequence[tuple[int, Sent]], waits: Sequence[tuple[int, int]]) -> Issued:
-    """What was issued, in order of launch; each of `waits` names a place in `sent`. Its gradients are not told."""
+    """What was issued, in order of launch, without gradients; each of `waits` names a place in `sent`."""
     order = sorted(range(len(sent)), key=lambda number: sent[number][0])
     place = {number: place for place, number in enumerate(order)}
     placed = tuple((at_ns, place[number]) for at_ns, number in waits)
@@ -228,12 +228,12 @@ def progress(trace: Trace, step: Window) -> Callable[[int], int]:
     if rule_of(trace) is not Rule.GPU:
         computed = clip(activity(trace).compute, step.start_ns, step.end_ns)
         return length_before(computed)
-    every = _main_stream_work(trace)
-    first, last = np.searchsorted(every[0], (step.host_start_ns, step.host_end_ns))
-    hosts, starts, ends = (times[first:last] for times in every)
-    reached = np.maximum.accumulate(ends)
-    earlier = np.concatenate((starts[:1], reached[:-1]))
-    worked = np.concatenate(([0], np.cumsum(np.maximum(ends - np.maximum(starts, earlier), 0))))
+    main_work = _main_stream_work(trace)
+    first, last = np.searchsorted(main_work[0], (step.host_start_ns, step.host_end_ns))
+    hosts, starts, ends = (times[first:last] for times in main_work)
+    over_until = np.maximum.accumulate(ends)
+    over_before = np.concatenate((starts[:1], over_until[:-1]))
+    worked = np.concatenate(([0], np.cumsum(np.maximum(ends - np.maximum(starts, over_before), 0))))
     return lambda host_ns: int(worked[np.searchsorted(hosts, host_ns)])
 
 

@@ -47,7 +47,7 @@ class Launch:
     """T: how long it occupies the link."""
     kind: str = ""
     bytes: int = 0
-    """Those sent."""
+    """Those of the full tensor: the larger of its input and output."""
     role: str = ""  # a `Role`'s value
     what: str | None = None
     """The bucket or unit that it moves."""
@@ -87,8 +87,8 @@ class Wait:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """Something that an edit of the program goes by: a gradient that arrives, or a border of a pass, of a unit's use
-    (`use`, `last_use`), of an update or of what the host does between passes (`host`).
+    """Something that an edit of the program goes by: a gradient that arrives, or a border, as of a pass, a unit's use
+    (`use`, `last_use`), an update, a pipeline's action (`stage_…`) or what the host does between passes (`host`).
     """
 
     word: str
@@ -160,7 +160,7 @@ def play(programs: Sequence[Program]) -> Played:
             members.setdefault(launch.key, []).append(rank)
     ranks, now = range(len(programs)), [0] * len(programs)
     in_turn, sharing = _InTurn(members, len(programs)), _Sharing(members)
-    alone: dict[Hashable, list[int]] = defaultdict(list)  # when those that do not queue were called
+    unqueued: dict[Hashable, list[int]] = defaultdict(list)  # when ranks launched what does not queue
     carried: dict[Hashable, tuple[int, int]] = {}
     reached_ns: dict[Hashable, int] = {}
     progressed = True
@@ -173,9 +173,9 @@ def play(programs: Sequence[Program]) -> Played:
 
     def enqueue(rank: int, move: Launch, at_ns: int) -> None:
         if not move.queues:
-            alone[move.key].append(at_ns)
-            if len(alone[move.key]) == len(members[move.key]):
-                finish(move.key, max(alone[move.key]), max(alone[move.key]) + move.transfer_ns)
+            unqueued[move.key].append(at_ns)
+            if len(unqueued[move.key]) == len(members[move.key]):
+                finish(move.key, max(unqueued[move.key]), max(unqueued[move.key]) + move.transfer_ns)
         elif move.lane is None and move.group is None:
             in_turn.queues[rank].append((move, at_ns))
         else:
@@ -283,7 +283,7 @@ class _Sharing:
         return launch.key, start, end
 
     def _offer(self, lane: _Lane, key: Hashable) -> None:
-        """Let this one of the lane go, if it is the first at all its ends."""
+        """Make the lane ready if all members have launched this collective, and each has it first in its queue."""
         queues = self._queues[lane]
         heads = [queues[member][0] for member in self._members[key] if queues[member]]
         if len(heads) == len(self._members[key]) and all(head.key == key for head, _ in heads):

@@ -58,7 +58,7 @@ class Recorded:
     gradients: dict[str, tuple[int, int]]
     """Bytes of each gradient sent in a bucket, by the parameter's name: its own, and with what is sent beside it."""
     displaced: Displaced
-    """What other collectives would displace."""
+    """What a collective displaces, recorded or not."""
 
 
 def plain_programs(run: Run) -> Recorded | None:
@@ -206,7 +206,7 @@ def _works(start_ns: int, end_ns: int, starts_and_ends: tuple[list[int], list[in
 
 
 def _gradients(run: Run, trace: Trace, launches: Sequence[Launched]) -> Iterator[tuple[str, tuple[int, int]]]:
-    """The bytes of each gradient, alone and as it is sent in its bucket, with its flag."""
+    """The bytes of each gradient, alone and with its share of what its bucket sends beside gradients."""
     named = run.manifest.parameters if run.manifest else ()
     elements = {parameter.name: prod(parameter.shape) for parameter in named} or ddp_gradients(trace)
     elements = elements | hand_gradients(trace)  # a new one: what is known of a trace is not to be changed
@@ -214,9 +214,9 @@ def _gradients(run: Run, trace: Trace, launches: Sequence[Launched]) -> Iterator
         names, size = launch.parameters, launch.gradient_bytes
         if not names or any(name not in elements for name in names):
             continue
-        flag = max(launch.bytes - size, 0) // len(names)
+        beside = max(launch.bytes - size, 0) // len(names)
         for name, alone in zip(names, share_bytes(size, [elements[name] for name in names]), strict=True):
-            yield name, (alone, alone + flag)
+            yield name, (alone, alone + beside)
 
 
 def _marks(labels: Sequence[Label]) -> Iterator[tuple[int, Mark]]:

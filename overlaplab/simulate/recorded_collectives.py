@@ -140,7 +140,7 @@ def _averaged_by_hand(run: Run) -> pd.DataFrame:
 
 
 def _rows_by_hand(run: Run) -> Iterator[dict[str, Any]]:
-    """With `chunks`: the bytes of those that the rank sent, by their numbers."""
+    """The rows of `_averaged_by_hand`, with `chunks`: the bytes of each that the rank sent, by its number."""
     for place, trace in enumerate(run.traces):
         ran, offset = executions(trace), int(corrections(run)[place])
         seen: Counter[str] = Counter()

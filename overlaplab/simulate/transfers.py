@@ -108,7 +108,7 @@ class _Measured:
         wait_of = dict(zip(starts.tolist(), waits.tolist(), strict=True))
         self._executions = executions(trace)
         self._launches = launches(trace)
-        self._moved: dict[tuple[int, int], tuple[int, bool]] = {}
+        self._moved: dict[tuple[int, int], tuple[int, bool]] = {}  # by start and end: T, and whether its wait is known
         free_ns = UNKNOWN_NS
         for start, end in sorted({launch.ran for launch in self._launches if launch.ran}, key=lambda ran: ran[::-1]):
             wait = wait_of.get(start, UNKNOWN_NS)

@@ -49,7 +49,7 @@ class WideProgram:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class WidePlayed:
-    """What came of it; times in ns from the start of the first move."""
+    """What came of a wide program; times in ns from the start of the first move."""
 
     ends_ns: Times
     """(ends of steps, ranks)."""

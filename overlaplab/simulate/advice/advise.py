@@ -113,7 +113,7 @@ def _search_rows(run: Run) -> Iterator[dict[str, Any]]:
 
 
 def _setting_rows(run: Run) -> Iterator[dict[str, Any]]:
-    """The caps of a run that reduce-scatters gradients, where a first bucket keeps its own; depths; those of GPUs."""
+    """The settings of `scattered_caps`, `depths_played` and `device_settings`; a first bucket keeps its own cap."""
     for played in (scattered_caps(run), depths_played(run), device_settings(run)):
         best = best_setting(run, played)
         for each in played:
@@ -160,8 +160,8 @@ def _rows_by_bound(run: Run) -> Iterator[dict[str, Any]]:
             last_end_ns = last_end(gradients.ready_ns, gradients.bytes, filled, gradients.takes)
             caps = {"bucket_cap_mb": cap_range.cap_mb, "caps_mb": (cap_range.cap_mb,)}
             rows.append(_row_by_bound("cap", bucket_bytes, exposed_ns, last_end_ns - gradients.ready_ns[-1]) | caps)
-    longest = max((row["gain_ns"] for row in rows), default=0)
-    tied = [row for row in rows if row["gain_ns"] >= longest - TIE * span_ns]
+    largest_ns = max((row["gain_ns"] for row in rows), default=0)
+    tied = [row for row in rows if row["gain_ns"] >= largest_ns - TIE * span_ns]
     best = min(tied, key=lambda row: (row["buckets"], len(f"{row['bucket_cap_mb']:g}")), default=None)
     yield from (row | {"best": row is best, "step_ns": span_ns - row["gain_ns"]} for row in rows)
     end_ns, counts = best_cutting(gradients.ready_ns, gradients.bytes, gradients.takes)

@@ -35,6 +35,7 @@ def edit_remedies(
     if not on_devices and (recorded := editable_programs(run)) is not None:
         about["unused_parameters"] = {"what": ", ".join(unused_parameters(recorded.programs) or ())}
         about |= {name: {"what": what} for name, what in _other_collectives(recorded.programs)}
+    # Remedies that the run's strategy has no option for.
     without_option = set() if all(fsdp2_ranges(trace) for trace in run.traces) else {"keep_gathered"}
     if run.manifest is not None and run.manifest.strategy is not None and not run.manifest.by_recorder:
         without_option.add("asynchronous_hook")  # the engine has other strategies for that

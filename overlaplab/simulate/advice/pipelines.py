@@ -32,7 +32,7 @@ def pipeline_remedies(run: Run) -> pd.DataFrame:
     Columns: `remedy` (`microbatches`, `schedule`, `split`), `setting` (the number, the schedule's name, the layers of
     each stage), `bubble` (its share of the stages' time), `held` (the most microbatches that a stage holds),
     `recorded_ns` (the mean step of a training, see `undisturbed.mean_step_ns`), `gain_ns` (of a play with the setting
-    over one as recorded), `step_ns` (without the gain).
+    over one as recorded), `step_ns` (`recorded_ns` less the gain).
     """
     try:
         recorded = tuple(replace(shape, buckets=()) for shape in recorded_shapes(run)[0])

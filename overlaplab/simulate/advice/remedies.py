@@ -1,11 +1,13 @@
 """What a remedy would gain: the recorded programs, edited as the remedy would change them, and played again.
 
 [Note: remedies]
-docs/actions.md says what each is. `setting` is the rank of `balance`, the units ahead of `prefetch`, those as one of
-`larger_units`, the cap in MiB of `cap` and `first_bucket`, and the part of the bytes of `half_the_bytes`. `what` is the
-name of the work of `host_work`, the operator in which the host waited for longest of `device_waits`, the range in which
-it pauses of `no_pause` (None where no range tells), the other strategy of `strategy`, the parameter of
-`one_gradient_less`, and the model of `cap`, where there are several.
+docs/actions.md says what each is. `setting` is the rank of `balance` and, where it computes longer, of `even_work`, the
+units ahead of `prefetch`, those as one of `larger_units`, the cap in MiB of `cap` and `first_bucket`, and the part of
+the bytes of `half_the_bytes`. `what` is the name of the work of `host_work`, the operator in which the host waited for
+longest of `device_waits`, the range in which it pauses of `no_pause` (None where no range tells), the other strategy of
+`strategy` and `library_collectives`, the parameter of `one_gradient_less`, the parameters of `unused_parameters`, the
+collectives of `asynchronous`, `merge`, `background` and `leave_out`, and the model of `cap` and `first_bucket`, where
+there are several.
 """
 
 from __future__ import annotations

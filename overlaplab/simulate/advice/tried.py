@@ -45,7 +45,7 @@ _MAX_CAPS = 8
 _MAX_DEVICE_CAPS = 5
 """Caps of DDP that are tried on GPUs."""
 _UNITS_TOGETHER = (2, 4, 8)
-"""Units as one."""
+"""Numbers of units that are tried as one."""
 _MAX_STRETCHES = 20_000
 """Stretches of computation of all ranks on GPUs: a play takes some 0.2 s then, and a setting up to twenty, where
 kernels slow each other down. To play more would also read the traces of all ranks again."""
@@ -137,7 +137,7 @@ def depths_played(run: Run) -> tuple[SettingPlayed, ...]:
 def scattered_caps(run: Run) -> tuple[SettingPlayed, ...]:
     """The caps that were tried of reduce-scatters, or of all-reduces by hand, the smallest first.
 
-    None without a link, since T of other sizes is not known then.
+    Empty without a link, since T of other sizes is not known then.
     """
     recorded, traits, manifest = editable_programs(run), strategy_traits(run.manifest), run.manifest
     if recorded is None or traits is None or not traits.buckets:
@@ -208,10 +208,10 @@ def units_played(run: Run) -> tuple[SettingPlayed, ...]:
 @once_per_run
 def device_settings(run: Run) -> tuple[SettingPlayed, ...]:
     """The caps of a run on GPUs, the smallest first, or the depths; none where it cannot be played, or for too long."""
-    if playable_programs(run) is None or isinstance(what := option_or_why(run), OverlaplabError):
+    if playable_programs(run) is None or isinstance(option := option_or_why(run), OverlaplabError):
         return ()
     settings: list[tuple[float, tuple[int, ...]]] = [(depth, ()) for depth in DEPTHS]
-    if what == "bucket_cap_mb":
+    if option == "bucket_cap_mb":
         sizes = gradient_sizes(run)
         caps = _favoured_caps(run, sizes)
         settings = [(cap.cap_mb, tuple(sum(sizes[each] for each in names) for names in cap.buckets)) for cap in caps]
@@ -236,7 +236,9 @@ def device_settings(run: Run) -> tuple[SettingPlayed, ...]:
 
 
 def _favoured_caps(run: Run, sizes: Sequence[int]) -> list[CapRange[int]]:
-    """Caps with which the last bucket ends first on the worst rank, the smallest first; else DDP's default."""
+    """The caps with which the last bucket ends first on the worst rank, the smallest first; where that is unknown caps
+    from all ranges, and DDP's default alone where T is known of one size alone.
+    """
     if is_of_one_size(run):
         cut = assign(range(len(sizes)), dict(enumerate(sizes)), [int(CAP_MB * MIB)])
         return [CapRange(cap_mb=CAP_MB, buckets=tuple(map(tuple, cut)))]
@@ -252,7 +254,7 @@ def _favoured_caps(run: Run, sizes: Sequence[int]) -> list[CapRange[int]]:
 
 
 def playable_programs(run: Run) -> DevicePrograms | None:
-    """Those of a run on GPUs; None where they cannot be played, or would take too long."""
+    """The programs of a run on GPUs; None where they cannot be played, or would take too long."""
     if not is_on_gpus(run) or count_stretches(run) > _MAX_STRETCHES:
         return None
     try:

@@ -55,7 +55,7 @@ class Candidate:
     caps_mb: tuple[float, ...]
     buckets: Names
     least_ns: float
-    """`mean_ns` is no less."""
+    """A lower limit of `BucketsPlayed.mean_ns`."""
 
 
 def bucket_search(run: Run, link: Link | None = None) -> BucketSearch | None:
@@ -140,7 +140,7 @@ class BucketSearch:
 
     @cached_property
     def caps(self) -> tuple[Candidate, ...]:
-        """Each range of caps, the smallest caps first; a first bucket that has a cap of its own stays as it is. None
+        """Each range of caps, the smallest caps first; a first bucket that has a cap of its own stays as it is. Empty
         where that one holds all gradients.
         """
         first_mb: tuple[float, ...] = ()
@@ -161,7 +161,7 @@ class BucketSearch:
         ready = [each.ready_ns - each.ready_ns.min() for each in self.least.passes]
         if not ready:
             return ()
-        middle = np.median([times - times.max() for times in ready], axis=0).astype(np.int64)
+        middle = np.median([times - times.max() for times in ready], axis=0).astype(np.int64)  # aligned at the ends
         for counts in dict.fromkeys(map(self._best_counts, (middle - middle.min(), *ready[:_PASSES]))):
             ends = np.cumsum(counts).tolist()
             tried.append(self._list(tuple(order[end - count : end] for end, count in zip(ends, counts, strict=True))))
@@ -258,5 +258,5 @@ class BucketSearch:
 
 
 def _least_change(each: Candidate) -> tuple[int, int, float]:
-    """In this order settings are preferred that are as good; all have one cap in common, or have one cap."""
+    """The order in which equally good settings are preferred: by fewest buckets, fewest digits, largest caps."""
     return len(each.buckets), sum(len(f"{cap:g}") for cap in each.caps_mb), -sum(each.caps_mb)

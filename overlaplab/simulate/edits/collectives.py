@@ -61,7 +61,7 @@ def drop_launches(programs: Sequence[Program], keys: Collection[Hashable]) -> li
 
 
 def other_collectives(program: Program, *, between_passes: bool = False) -> list[Launch]:
-    """Those that `_is_other`, perhaps between passes alone; none where no passes are marked, as these may be any."""
+    """Those that `_is_other`, perhaps between passes alone; none where no passes are marked: they are not told then."""
     launches: list[Launch] = []
     marked = inside = False
     for move in program:
@@ -81,6 +81,7 @@ def _is_other(launch: Launch) -> bool:
 
 
 _BORDERS = {"forward": True, "forward_end": False, "backward": True, "backward_end": False, "kept_end": False}
+"""Whether what follows a mark is within a pass."""
 
 
 _BEFORE = "before the forward pass"
@@ -236,8 +237,8 @@ def after_the_update(program: Program) -> set[Hashable]:
 
 
 def launch_early(programs: Sequence[Program]) -> list[list[Move]] | None:
-    """Other collectives between passes that take long for the slowest rank, launched when the step begins; None without
-    any.
+    """Other collectives between passes that take long beside the slowest rank's work, launched when the step begins;
+    None without any.
     """
     between = chain.from_iterable(other_collectives(program, between_passes=True) for program in programs)
     least_ns = _MIN_LONG_SHARE * max(map(mean_work_ns, programs))

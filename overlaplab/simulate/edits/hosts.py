@@ -19,8 +19,8 @@ def balance_rank(programs: Sequence[Program], late: int) -> list[Program]:
     slow = merged[late]
     changed: list[Move] = []
     if all(_shape(program) == _shape(slow) for program in others):
-        for move, *at in zip(slow, *others, strict=True):
-            works = [other for other in at if isinstance(other, Work)]
+        for move, *counterparts in zip(slow, *others, strict=True):
+            works = [other for other in counterparts if isinstance(other, Work)]
             changed.append(_median(works) if works else move)
     else:
         factors = np.median([work_by_step(program) for program in others], axis=0) / np.maximum(work_by_step(slow), 1)
@@ -92,7 +92,7 @@ def without_device_waits(program: Program) -> list[Move]:
 
 
 def _scale_steps(program: Program, factors: npt.NDArray[np.float64], *, idle: bool = True) -> list[Move]:
-    """With so many times the work before the first step, and in each; perhaps without what is idle."""
+    """The work before the first step, and in each, times its factor; idle time as it is unless it is `idle`, too."""
     moves: list[Move] = []
     step = 0
     for move in program:
@@ -140,7 +140,7 @@ def _shape(program: Program) -> list[Move]:
 
 
 def work_by_step(program: Program, *, idle: bool = True) -> list[int]:
-    """The work before the first step, and in each; perhaps without what is idle."""
+    """The work before the first step, and in each, with or without what is `idle`."""
     works = [0]
     for move in program:
         if isinstance(move, End):

@@ -19,7 +19,7 @@ GRADIENTS = ("bucket", "scatter", "replicas")
 
 
 def last_pass_only(programs: Sequence[Program], roles: Collection[str] = GRADIENTS) -> list[list[Move]] | None:
-    """Gradients, the same by name and size, are sent in a step's last backward pass alone; None where they are.
+    """Gradients, the same by name and size, are sent in a step's last backward pass alone; None where they are so.
 
     `roles`: which of their collectives that concerns; of HSDP the all-reduces between replicas alone are `replicas`.
     """
@@ -122,7 +122,7 @@ def unused_parameters(programs: Sequence[Program]) -> list[str]:
 def without_unused(
     programs: Sequence[Program], sizes: Mapping[str, tuple[int, int]], takes: Takes
 ) -> list[list[Move]] | None:
-    """Buckets without them; None where all get gradients, or T of the smaller buckets is unknown.
+    """Buckets without `unused_parameters`; None where there are none, or T of the smaller buckets is unknown.
 
     `sizes`: the bytes of each gradient, alone and as it is sent.
     """

@@ -132,8 +132,8 @@ class _BucketEditor:
             self._late_ns.setdefault("stream", self._late_ns["event"])
         if "stream" in late:
             self._late_ns.setdefault("event", self._late_ns["stream"])
-        after = {place for place, event in enumerate(self._events) if event.after in set(places)} - set(places)
-        held = [last_dependency(self._events, self._events[each]) for each in after]
+        waiting = {place for place, event in enumerate(self._events) if event.after in set(places)} - set(places)
+        held = [last_dependency(self._events, self._events[each]) for each in waiting]
         woken = [late_ns for by, late_ns in held if by == "event"]
         self._wake_ns = median_low(woken) if woken else 0
         self._sent: list[AddedLaunch] = []
@@ -143,8 +143,8 @@ class _BucketEditor:
         self._waits: dict[int, list[int]] = defaultdict(list)
 
     def edit(self) -> RankEdit:
-        ends = [bucketed.backward.start_ns for bucketed in self._passes[1:]]
-        for bucketed, until_ns in zip(self._passes, [*ends, None], strict=True):
+        next_begins = [bucketed.backward.start_ns for bucketed in self._passes[1:]]
+        for bucketed, until_ns in zip(self._passes, [*next_begins, None], strict=True):
             self._edit(bucketed, until_ns)
         self._freed |= {
             place
@@ -165,6 +165,7 @@ class _BucketEditor:
         """Edit one bucketed pass; the next one begins at `until_ns`."""
         buckets, recorded_cut = bucketed.backward.buckets, bucketed.cut
         gradients = [each for bucket in buckets for each in bucket.gradients]
+        # By a bucket's last gradient, which it is launched with, its number.
         recorded_number = {bucket.gradients[-1].number - 1: number for number, bucket in enumerate(buckets)}
         place_of: dict[int, int] = {}
         """The place of the event that sends each gradient."""

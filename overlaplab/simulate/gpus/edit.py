@@ -62,7 +62,7 @@ class RankEdit:
     freed: frozenset[int] = frozenset()
     """Events that no longer wait for another stream's, but for what `waits` tells."""
     wake_ns: int = 0
-    """How long after what `waits` tells an event begins that was recorded."""
+    """How long after the end of what `waits` has for it a recorded event begins."""
 
 
 def last_dependency(events: Sequence[DeviceEvent], event: DeviceEvent) -> tuple[Held, int]:

@@ -25,8 +25,8 @@ Programs = Sequence[Program]
 
 def half_the_bytes(run: Run, programs: DevicePrograms) -> Programs | None:
     """Collectives of all ranks send half as much; None where T of other sizes is known of none."""
-    took = transfers(run, run.traces[0], run.manifest.link if run.manifest else None)
-    return halve_bytes(programs.programs, took.times_by_size, lambda launch: bool(launch.bytes))
+    times = transfers(run, run.traces[0], run.manifest.link if run.manifest else None)
+    return halve_bytes(programs.programs, times.times_by_size, lambda launch: bool(launch.bytes))
 
 
 def last_pass(run: Run, programs: DevicePrograms, *, replicas: bool = False) -> Programs | None:
@@ -53,7 +53,7 @@ def keep_gathered(run: Run, programs: DevicePrograms) -> Programs | None:
 
 
 def without_buffers(programs: DevicePrograms) -> Programs | None:
-    """DDP broadcasts no buffers; None where it broadcasts none. What others are for that have no role is not known."""
+    """DDP broadcasts no buffers; None where it broadcasts none. Other collectives without a role stay."""
     return _without_collectives(programs, {each.key for each in _launches(programs) if each.what == BUFFERS})
 
 

@@ -86,9 +86,9 @@ class _GatherEditor:
                     continue
                 at_ns = max(anchors_ns[anchor], earliest_ns)
                 moved.append(Moved(start_ns=gather.launch.start_ns, end_ns=gather.launch.end_ns, at_ns=at_ns))
-                # What these waited for of computation was of where they were; `waits` has what they wait for now.
+                # These events waited for the computation before their old place; `waits` has what they wait for now.
                 freed |= {event for event in events if self._waits_for_main(event)}
-                # The memory of this unit's copy is used again.
+                # It is gathered into the memory of a unit that must be copied out: the anchor's, or the one before it.
                 copied_out = anchor - offset - (gather.phase == "forward")
                 if copied_out >= 0:
                     waits[events[0]] += self._copying_events(gathers[copied_out])[-1:]

@@ -11,8 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from overlaplab.analyses.slowdown import slowdowns
-from overlaplab.events import Run, Trace, classify, once_per_run
-from overlaplab.events import WorkKind as Counts
+from overlaplab.events import Run, Trace, WorkKind, classify, once_per_run
 from overlaplab.evidence.dependencies import device_events
 from overlaplab.intervals import Intervals, clip, total, union
 from overlaplab.simulate.gpus.streams import DevicePrograms, NotePlaces, device_programs, note_places
@@ -72,7 +71,7 @@ def _slowed_kernels(run: Run) -> tuple[dict[int, _Kernel], ...]:
 def _kernels(trace: Trace, device: _Device, factors: Mapping[str, float]) -> Iterator[tuple[int, _Kernel]]:
     names, works = trace.events["name"].tolist(), classify(trace)
     for place, event in enumerate(device_events(trace)):
-        if works[event.row] is Counts.COMPUTE and names[event.row] in factors:
+        if works[event.row] is WorkKind.COMPUTE and names[event.row] in factors:
             factor = factors[names[event.row]]
             took = device.at_ns("done", place) - device.at_ns("begun", place)
             beside = device.beside_ns(place)

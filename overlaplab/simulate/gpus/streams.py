@@ -147,6 +147,7 @@ class _RankPrograms:
             for move in edit.moved
             for at_ns, place in self._called_within(move)
         }
+        """By place of an event in a moved range: the range, and when the event is called then."""
         delays_ns = [
             event.start_ns - event.called_ns
             for event in self._events
@@ -173,7 +174,8 @@ class _RankPrograms:
             wait = Wait(self._done_key(call.until), max(call.end_ns - ended_ns, 0))
             place = self._edit.gone.get(call.until, -1)
             is_later = place >= len(self._events) and self._added_launch(place).at_ns > call.start_ns
-            points.append(_HostPoint(call.start_ns, 1, [] if is_later else [wait], max(call.end_ns, ended_ns)))
+            moves_then: list[Move] = [] if is_later else [wait]  # it cannot wait for what it launches later
+            points.append(_HostPoint(call.start_ns, 1, moves_then, max(call.end_ns, ended_ns)))
         for call in full_queues(self._trace):
             if call.until not in self._edit.gone:
                 wake_ns = max(call.end_ns - self._events[call.until].start_ns, 0)
@@ -248,7 +250,7 @@ class _RankPrograms:
 
     def _event(self, place: int, event: DeviceEvent) -> Iterator[Move]:
         free_ns = self._free_ns(event)
-        waits: list[tuple[int, Hashable, int]] = []
+        waits: list[tuple[int, Hashable, int]] = []  # when what it waited for was over, its key, the usual delay after
         if event.called_ns != UNKNOWN_NS:
             waits.append((event.called_ns, self._key("launched", place), self._launch_delay_ns))
         if event.after is not None:

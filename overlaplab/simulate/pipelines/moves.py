@@ -23,13 +23,13 @@ def play_pipeline(shapes: Sequence[Shape]) -> Played:
 
 
 def step_ns(shapes: Sequence[Shape]) -> int:
-    """The mean step of all ranks, without the first, as the pipeline was full of the step before it."""
+    """The mean step of all ranks, of a pipeline that is full: a play of the first step before them fills it."""
     played = play_pipeline((shapes[0], *shapes))
     return round(fmean(span for rank in range(len(played.ends_ns)) for span in played.spans_ns(rank)[1:]))
 
 
 def pipeline_moves(shapes: Sequence[Shape], rank: int, begins_ns: int = 0, ranks: tuple[int, ...] = ()) -> Program:
-    """One rank's program over the steps; its first step begins so late. `ranks`: the pipeline's, of several."""
+    """One rank's program over the steps; the first begins at `begins_ns`. `ranks`: see `_StepOfRank`."""
     moves: list[Move] = [_idle_work(begins_ns), End()]
     for step, shape in enumerate(shapes):
         before, after = shape.around_ns[rank]
@@ -63,7 +63,7 @@ def _order(
 
 
 def _with_host_times(moves: Iterator[Move], host: Host, before_ns: int) -> Iterator[Move]:
-    """With the host's time before posts and actions, the first of which begins so late in the step.
+    """With the host's time before posts and actions, the first of which begins `before_ns` into the step.
 
     What it takes from a message's end on follows the wait for it; the rest, if any, is done while it waits.
     """
@@ -92,7 +92,7 @@ class _StepOfRank:
 
     shape: Shape
     ranks: tuple[int, ...]
-    """The pipeline's, of all that there are, in order."""
+    """The ranks of this pipeline among all, in order."""
     rank: int
     """Along the pipeline."""
     step: int
@@ -104,13 +104,13 @@ class _StepOfRank:
         yield Mark(f"stage_{action.kind}_end")
 
     def message(self, action: StageAction, sender: int, receiver: int) -> Launch:
-        """What comes of an action, on its way."""
+        """The message with what comes of an action."""
         lane = self.ranks[sender], self.ranks[receiver]
         return Launch((self.ranks, self.step, action), self.shape.hop_ns, "send_recv", self.shape.bytes, lane=lane)
 
 
 def _average(at: _StepOfRank) -> Iterator[Move]:
-    """Gradients with the replicas, once they are all there."""
+    """Average gradients with the replicas, once they are all there."""
     launches = [
         replace(bucket, key=("bucket", at.step, at.rank, bucket.what))
         for bucket in (at.shape.buckets[at.rank] if at.shape.buckets else ())

@@ -42,8 +42,8 @@ def recorded_shapes(run: Run) -> tuple[tuple[Shape, ...], ...]:
     pipeline_places = pipelines(run)
     for places in pipeline_places or [[]]:
         if len(places) != ranks:
-            of, what = (len(plan.stages), "stages") if len(plan.stages) == ranks else (ranks, "ranks")
-            raise refusal(run, f"the traces of {len(places)} of {of} {what} are there")
+            number, noun = (len(plan.stages), "stages") if len(plan.stages) == ranks else (ranks, "ranks")
+            raise refusal(run, f"the traces of {len(places)} of {number} {noun} are there")
     if sum(map(len, pipeline_places)) != len(run.traces):
         raise refusal(run, "some of its ranks belong to no pipeline whose stages are all there")
     if pipeline(run)["wait_ns"].isna().any():
@@ -191,9 +191,9 @@ def _stage_times(
         number = len(kinds) * plan.microbatches
         if len(of_stage) != number:
             raise refusal(run, f"stage {stage} has {len(of_stage)} of {number} actions in a step")
-        of = {kind: of_stage[of_stage["action"] == kind] for kind in kinds}
-        took[stage] = {kind: round(rows["took_ns"].mean()) for kind, rows in of.items()} | {UPDATE: 0}
-        idles[stage] = {kind: round(rows["idle_ns"].mean()) for kind, rows in of.items()}
+        rows_of = {kind: of_stage[of_stage["action"] == kind] for kind in kinds}
+        took[stage] = {kind: round(rows["took_ns"].mean()) for kind, rows in rows_of.items()} | {UPDATE: 0}
+        idles[stage] = {kind: round(rows["idle_ns"].mean()) for kind, rows in rows_of.items()}
     return took, idles
 
 
@@ -236,7 +236,7 @@ def _follow_host(
 
 
 def _free(blocked: Intervals, start_ns: int, end_ns: int) -> int:
-    """How long the host was not blocked by messages."""
+    """How long the host was not blocked between two times."""
     return total(subtract(union([start_ns], [max(start_ns, end_ns)]), clip(blocked, start_ns, max(start_ns, end_ns))))
 
 
@@ -261,9 +261,9 @@ def _labelled_layers(
             at = ran.first_begin_ns(label.start_ns)
             begun[key] = label.start_ns if at is None else at
         elif key in begun and key[1] in used_ns:
-            own_ns = ran.done_ns(label.start_ns) - begun.pop(key)
-            used_ns[key[1]] += own_ns
-            times_ns[key[1]] += [own_ns] if is_layer(unit) else []
+            use_ns = ran.done_ns(label.start_ns) - begun.pop(key)
+            used_ns[key[1]] += use_ns
+            times_ns[key[1]] += [use_ns] if is_layer(unit) else []
     if not times_ns[FORWARD]:
         return None
     if pipeline.schedule == "zbv":

@@ -35,7 +35,7 @@ def rank_hops(launch: Launch, rank: int, ranks: int) -> Iterator[Hop]:
     match launch.hops:
         case "ring":
             for hop in range(2 * (ranks - 1)):
-                gathers, half_hop = divmod(hop, ranks - 1)
+                gathers, half_hop = divmod(hop, ranks - 1)  # 0 while it reduce-scatters, 1 while it all-gathers
                 sends = (rank - half_hop - 1 + gathers) % ranks
                 kind = "all_gather" if gathers else "reduce_scatter"
                 yield Hop(hop, kind, (sends, (rank + 1) % ranks), ((sends - 1) % ranks, (rank - 1) % ranks))
@@ -52,7 +52,8 @@ def _tree_hops(rank: int, ranks: int) -> Iterator[Hop]:
         peer = rank - distance if times % 2 else rank + distance
         if remainder or peer >= ranks:
             continue
-        sends = (times % 2 == 1) == up
+        is_child = times % 2 == 1
+        sends = is_child == up
         kind = "reduce" if up else "broadcast"
         yield Hop(hop, kind, *(((0, peer), None) if sends else (None, (0, peer))))
 

@@ -198,17 +198,19 @@ def playable_plan(run: Run) -> Pipeline | None:
     """The pipeline whose schedule and microbatches can be changed; None without one."""
     if is_on_gpus(run) or (plan := find_plan(run)) is None:
         return None
-    return plan if _can_be(run, Setting(schedule=plan.schedule)) else None
+    return plan if _can_change(run, Setting(schedule=plan.schedule)) else None
 
 
 def playable_schedules(run: Run, microbatches: int | None = None) -> list[str]:
     """The schedules that the stages of a playable pipeline can have, with as many microbatches (None: as recorded)."""
     return [
-        schedule for schedule in PLAYED_SCHEDULES if _can_be(run, Setting(schedule=schedule, microbatches=microbatches))
+        schedule
+        for schedule in PLAYED_SCHEDULES
+        if _can_change(run, Setting(schedule=schedule, microbatches=microbatches))
     ]
 
 
-def _can_be(run: Run, setting: Setting) -> bool:
+def _can_change(run: Run, setting: Setting) -> bool:
     try:
         require_change(_with_manifest(run), setting)
     except OverlaplabError:
@@ -217,11 +219,11 @@ def _can_be(run: Run, setting: Setting) -> bool:
 
 
 def _with_manifest(run: Run) -> Run:
-    return run if run.manifest else _with_device_manifest(run)
+    return run if run.manifest else _with_manifest_of_traces(run)
 
 
 @once_per_run
-def _with_device_manifest(run: Run) -> Run:
+def _with_manifest_of_traces(run: Run) -> Run:
     """The run with what its traces tell in place of run.json; kept, as its programs are."""
     return replace(run, manifest=device_manifest(run))
 

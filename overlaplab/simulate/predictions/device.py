@@ -236,7 +236,7 @@ def _retime_programs(run: Run, programs: DevicePrograms, link: Link, ranks: int 
 
 
 def _events(trace: Trace, programs: DevicePrograms, played: Played, rank: int, edit: RankEdit) -> Iterator[Event]:
-    """One rank's, in order of start."""
+    """One rank's events, in order of start."""
     notes = note_places(programs, rank).items()
     noted = {note: played.over_ns[program][number] for note, (program, number) in notes}
     ends = played.ends_ns[programs.steps[rank]]
@@ -259,6 +259,7 @@ def _device_events(trace: Trace, noted: Mapping[tuple[str, int], int], edit: Ran
             continue
         row = collectives.iloc[int(row_of[event.row])]
         yield from _collective(place, row["kind"], row["dtype"], int(row["bytes"]), (begin, end))
+    # What is sent instead of others has their type.
     dtype = next((collectives["dtype"].iloc[int(row_of[events[place].row])] for place in edit.gone), "")
     for place, sent in enumerate(edit.sent, start=len(events)):
         ran = noted["begun", place], noted["done", place]

@@ -25,7 +25,7 @@ Option: TypeAlias = Literal["bucket_cap_mb", "prefetch"]
 
 @once_per_run
 def option_or_why(run: Run) -> Option | OverlaplabError:
-    """What can be changed of a run on GPUs, or why nothing; actions may be played all the same, where the run is."""
+    """The option that can be changed of a run on GPUs, or why none; edits need no more than `require_device` does."""
     try:
         require_device(run)
     except OverlaplabError as error:

@@ -31,7 +31,7 @@ EXTRAPOLATION_MISSES = 0.014
 """Share of a predicted step for each doubling of what was recorded that it lies outside: mean error of 3, 4 and 8 ranks
 that were predicted from two (`benchmarks/predictions.py`)."""
 _PRIOR_DEGREES = 4
-"""The degrees of freedom of this prior, beside those of a sweep's own repeats."""
+"""The degrees of freedom with which `REPEATS_DIFFER` counts as a prior, beside those of a sweep's own repeats."""
 _Z = NormalDist().inv_cdf(0.975)
 
 
@@ -46,7 +46,7 @@ class Interval:
     model_ns: int
     """By how much the replay of the recorded run is off."""
     transfers_ns: int = 0
-    """How much T of other sizes may change it that follow from a line through recorded transfers."""
+    """How much it may be off because T of other sizes, a line through recorded transfers, is."""
     extrapolation_ns: int = 0
     """How much it may be off because sizes, speeds or ranks lie far outside of what was recorded."""
 
@@ -116,7 +116,7 @@ def measured_steps(run: Run) -> list[float]:
 
 
 def recorded_caps(manifest: Manifest, others: Iterable[Manifest]) -> pd.DataFrame:
-    """The mean step, by run.json alone, of those recordings that differ from `own` in nothing but the cap.
+    """The mean step, by run.json alone, of those of `others` that differ from `manifest` in nothing but the cap.
 
     Columns: `bucket_cap_mb` (NaN where it is not told), `step_ns` (both float64). Predicted runs are left out. What
     else differs between loops of one's own run.json does not say: of those it is only what a sweep recorded. There are

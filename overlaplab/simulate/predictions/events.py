@@ -86,7 +86,7 @@ class _RankEvents:
     """When a backward pass that is still under way had computed all gradients; 0 where that is not told apart."""
     unit: str = ""
     launched: dict[Hashable, tuple[Launch, int, int]] = field(default_factory=dict)
-    """Each with when that was, and its number within its group."""
+    """Each launch, when it was, and its number within its group."""
     named: dict[Hashable, dict[str, str]] = field(default_factory=dict)
     """The fields that the labels of a launch, of its wait and of its end share."""
     numbers: dict[str, int] = field(default_factory=dict)
@@ -100,7 +100,8 @@ class _RankEvents:
     gathered: dict[str, int] = field(default_factory=dict)
     """The bytes of each unit."""
     used: dict[str, tuple[int, str]] = field(default_factory=dict)
-    """When the last use of each unit that may be held on was over, and the use's name."""
+    """When each unit's last use was over, and its name, until a use shows that it was held, or a gather that it was
+    freed."""
 
     def events(self) -> Iterator[Event]:
         """All of them, which `played_events` sorts."""
@@ -256,9 +257,9 @@ def _operators(work: Work) -> Iterator[tuple[int, int]]:
     parts = -(-work.ns // _MAX_PART_NS) if idle_ns else 1
     for part in range(parts):
         start, end = (work.ns * at // parts for at in (part, part + 1))
-        own_ns = idle_ns * (part + 1) // parts - idle_ns * part // parts
-        if start < end - own_ns:
-            yield start, end - own_ns
+        part_idle_ns = idle_ns * (part + 1) // parts - idle_ns * part // parts
+        if start < end - part_idle_ns:
+            yield start, end - part_idle_ns
 
 
 def _instant(at_ns: int, text: str) -> Event:

@@ -22,12 +22,12 @@ def unit_label_fields(name: str) -> dict[str, str]:
 
 
 def ordered_fields(fields: dict[str, str]) -> dict[str, str]:
-    """In the grammar's order, which is not that of names."""
+    """The fields in the grammar's order, which is not that of names."""
     return {key: fields[key] for key in ("bucket", "unit", "module", "phase", "microbatch") if key in fields}
 
 
 def sent_dtype(manifest: Manifest, role: str) -> str:
-    """In which gradients, parameters, activations, or flags are sent."""
+    """The type in which gradients, parameters, activations, or flags are sent."""
     if not role:
         return "int32"
     computes = manifest.param_dtype or (manifest.model.dtype if manifest.model else None) or "float32"

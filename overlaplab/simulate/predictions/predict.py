@@ -58,7 +58,7 @@ class Prediction:
 
 
 def predict(run: Run, setting: Setting, caps: pd.DataFrame | None = None) -> Prediction:
-    """Play the run under the setting; `caps`: of `caps_beside`, if not given. Raises `OverlaplabError`."""
+    """Play the run under the setting; `caps`: those of `caps_beside` where not given. Raises `OverlaplabError`."""
     played = predict_device(run, setting) if is_on_gpus(run) else predict_ranks(run, setting)
     fields, ranks = _gpu_recording(played) if isinstance(played, DevicePrediction) else _cpu_recording(played)
     caps, mean_ns, far = caps_beside(run) if caps is None else caps, played.mean_ns, played.times_as_far
@@ -90,7 +90,7 @@ def _cpu_recording(played: RankPrediction) -> tuple[dict[str, Any], list[list[Ev
 
 
 def _gpu_recording(played: DevicePrediction) -> tuple[dict[str, Any], list[list[Event]]]:
-    """The same of anybody's run."""
+    """The same of a run on GPUs, whose streams are a CPU's threads in the predicted run."""
     run, manifest, setting = played.run, played.manifest, played.setting
     fields: dict[str, Any] = {"format_version": 1, "world_size": manifest.world_size}
     fields |= {key: value for key, value in manifest.raw.items() if key not in _OF_A_RECORDING}

@@ -26,7 +26,7 @@ def why_not(run: Run) -> str | None:
     """Why nothing can be said of other settings of this run; None where something can."""
     try:
         if is_on_gpus(run):
-            require_device(run)  # actions can be played, whatever else
+            require_device(run)  # edits can be played, whatever else
             return None
         if run.manifest is not None and run.manifest.phantom_ranks:
             return "its other ranks are phantoms"

@@ -73,7 +73,10 @@ def all_programs(run: Run, setting: Setting) -> Programs:
 
 
 def made_programs(run: Run, setting: Setting) -> Programs:
-    """The programs of the recorded ranks alone, or the first of them, among the setting's. Raises as `all_programs`."""
+    """The programs of the recorded ranks alone, or of the first ones, as among as many ranks as the setting has.
+
+    Raises as `all_programs`.
+    """
     manifest = run.manifest
     if manifest is not None and not manifest.axes.is_one_axis and manifest.pipeline is None:
         what = f"its ranks share the model ({manifest.axes})"
@@ -85,7 +88,7 @@ def made_programs(run: Run, setting: Setting) -> Programs:
 
 
 def _edited_programs(run: Run, setting: Setting) -> Programs:
-    """With the setting's edits, which come last."""
+    """The programs under the setting, its edits last."""
     programs = _unedited_programs(run, setting)
     if not setting.edits:
         return programs
@@ -117,8 +120,8 @@ def _unedited_programs(run: Run, setting: Setting) -> Programs:
             transfer_times(run, programs, link)("all_reduce", 0)  # raises where caps need another link to be known
         _require_plain_steps(run, programs)
     served = is_served(run, Setting())
-    parted = served or _traits(manifest).sharded
-    if after == (before if parted else replace(before, ranks=after.ranks)) and (setting.straggler or not served):
+    have_parts = served or _traits(manifest).sharded  # ranks' programs then depend on how many they are
+    if after == (before if have_parts else replace(before, ranks=after.ranks)) and (setting.straggler or not served):
         chosen = [*(programs if setting.straggler else [programs[median]] * len(programs))][: after.ranks]
         return tuple(retime_program(each, manifest.link, link) for each in chosen)
     profile = work_profile(programs, displaced, sharded="optimizer" in _traits(manifest).sharded, served=served)
@@ -136,7 +139,7 @@ def _unedited_programs(run: Run, setting: Setting) -> Programs:
 
 
 def _unnamed_programs(run: Run, setting: Setting, manifest: Manifest, programs: Programs) -> Programs:
-    """The recorded moves, of which the link can be another one, and where traces tell of DDP's buckets their caps."""
+    """The recorded moves behind another link, and with other caps where traces show DDP's buckets."""
     require_one_kind_of_caps(run, setting)
     caps_mb = setting.caps_mb or ((setting.bucket_cap_mb,) if setting.bucket_cap_mb is not None else ())
     cut = find_recutting(run) if caps_mb else None
@@ -229,7 +232,7 @@ def _traits(manifest: Manifest) -> Traits:
 
 
 def _require_recorded(run: Run, setting: Setting) -> tuple[Manifest, Programs, Displaced]:
-    """What must be there, of all ranks unless edits alone change. Raises `OverlaplabError` with the reason."""
+    """run.json, programs and displacement, of all ranks unless edits alone are asked for. Raises `OverlaplabError`."""
     if any(rule_of(trace) is not Rule.CPU for trace in run.traces):
         raise refusal(run, "only runs on a CPU are predicted")
     if len(run.traces) > MOST_RANKS:

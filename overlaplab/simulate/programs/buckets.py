@@ -45,7 +45,7 @@ class Recutting:
 
     recorded: Recorded
     buckets: tuple[tuple[str, ...], ...] | None
-    """The recorded buckets; None where no cap fills the strategy's, or where backward passes have different ones."""
+    """The recorded buckets; None where the strategy has none, or where backward passes have different ones."""
     alone: tuple[WithoutBuckets, ...]
     """Its programs without buckets, as if collectives displaced nothing."""
     order: tuple[str, ...]
@@ -63,7 +63,7 @@ class Recutting:
     displaces: Callable[[int], int]
     """How much computation an all-reduce of so many bytes displaces."""
     wake_ns: int
-    """What waking up at the end of the backward pass costs it: the mean."""
+    """What waking up at the end of the backward pass costs the host: the mean."""
     ddp_cap: int | None = None
     """The cap in bytes of torch's DDP; None of other strategies."""
     first_cap: int | None = None
@@ -87,7 +87,7 @@ class Recutting:
         small, alike = (assign(arrived, self.sizes, [first, cap]) for first in (min(cap, MIB), cap))
         if [set(names) for names in self.buckets] in ([set(names) for names in cut] for cut in (small, alike)):
             return None
-        # A first bucket is as large as a cap that is asked for; of the default it is not known whether it was.
+        # In torch the first bucket has an asked cap, too, but else 1 MiB; nothing tells whether 25 MiB was asked for.
         return tuple(map(tuple, small if cap == CAP_MB * MIB else alike))
 
     def with_programs(self, run: Run, programs: Sequence[Program], link: Link | None) -> Recutting:

@@ -145,12 +145,12 @@ def _without_host_work(run: Run, programs: Programs, value: str | None) -> list[
 
 
 def _merge(run: Run, programs: Programs, _value: str | None, link: Link | None) -> list[Program] | None:
-    took = None if missing_ranks(run) else transfers(run, run.traces[0], link)
+    times = None if missing_ranks(run) else transfers(run, run.traces[0], link)
     sizes = {(launch.kind, launch.bytes) for launch in find_launches(programs[0])}
 
     def takes(kind: str, num_bytes: int) -> int | None:
-        one_size = link is None and sum(each == kind for each, _ in sizes) < 2  # not to tell latency from bandwidth by
-        return None if took is None or one_size else takes_ns(took, kind, num_bytes)
+        one_size = link is None and sum(each == kind for each, _ in sizes) < 2  # tells no latency from bandwidth
+        return None if times is None or one_size else takes_ns(times, kind, num_bytes)
 
     return collectives.merge_collectives(programs, takes)
 
@@ -178,7 +178,7 @@ def _halve_bytes(run: Run, programs: Programs, _value: str | None, link: Link | 
 
 
 def _programs_alone(edit: Callable[[Programs], Programs | None]) -> _Apply:
-    """An edit that takes programs alone."""
+    """The `apply` of an edit that needs programs alone."""
     return lambda _run, programs, _value, _link: edit(programs)
 
 

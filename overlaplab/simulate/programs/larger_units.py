@@ -73,23 +73,23 @@ def _merge_collectives(
     merged: dict[Hashable, Launch] = {}
     absorbed: set[Hashable] = set()
     for role in ("gather", "scatter"):
-        runs: list[list[Launch]] = []
+        series: list[list[Launch]] = []  # each to be one collective
         for launch in find_launches(program, role):
             group = group_of.get(launch.what or "")
-            units = {each.what for each in runs[-1]} if runs else set()
-            if runs and group == group_of.get(runs[-1][-1].what or "") and launch.what not in units:
-                runs[-1].append(launch)
+            units = {each.what for each in series[-1]} if series else set()
+            if series and group == group_of.get(series[-1][-1].what or "") and launch.what not in units:
+                series[-1].append(launch)
             else:
-                runs.append([launch])
-        for run in runs:
-            carries = run[0] if role == "gather" else run[-1]
-            size = sum(launch.bytes for launch in run)
-            each_ns = [launch.transfer_ns for launch in run]
+                series.append([launch])
+        for launches in series:
+            carries = launches[0] if role == "gather" else launches[-1]
+            size = sum(launch.bytes for launch in launches)
+            each_ns = [launch.transfer_ns for launch in launches]
             longest_ns, sum_ns = max(each_ns), sum(each_ns)
             took_ns = takes(carries.kind, size)
             if took_ns is None:
                 took_ns = round(longest_ns + unknown * (sum_ns - longest_ns))
             took_ns = min(max(took_ns, longest_ns), sum_ns)
             merged[carries.key] = replace(carries, bytes=size, transfer_ns=took_ns)
-            absorbed |= {launch.key for launch in run if launch is not carries}
+            absorbed |= {launch.key for launch in launches if launch is not carries}
     return merged, absorbed

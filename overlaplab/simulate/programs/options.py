@@ -24,7 +24,7 @@ class Options:
 
     strategy: str
     caps: tuple[int, ...] = ()
-    """Bytes at which a bucket closes: the first, then the others; one where they are alike."""
+    """Bytes at which buckets close, in order of launch; the last cap serves on."""
     prefetch: int = 1
     """Units gathered ahead of the one in use."""
     overlap_param_gather: bool = True

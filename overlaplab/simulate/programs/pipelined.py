@@ -19,7 +19,7 @@ from overlaplab.simulate.programs.times import retime_program
 from overlaplab.words import known_names
 
 _TAKES = {"schedule", "microbatches", "stages", "link"}
-"""The changes that a pipeline has."""
+"""The fields of a `Setting` that a pipeline takes."""
 _INTERLEAVED = "interleaved-1f1b"
 _MAX_MICROBATCHES = 4096
 """Microbatches of a step that are played."""

@@ -110,8 +110,8 @@ class ParameterServer(Strategy):
 
     def program(self, steps: Sequence[StepProfile]) -> Program:
         """See `Strategy`; ranks begin as far apart as they get the parameters of the step before."""
-        after = (self.rank or self.options.ranks - 1) - 1
-        self.moves.append(Work(max(after, 0) * self._transfer(MESSAGE, self._values_bytes)))
+        after = (self.rank or self.options.ranks - 1) - 1  # the server begins with the last worker
+        self.moves.append(Work(max(after, 0) * self._transfer(MESSAGE, self._parameter_bytes)))
         return super().program(steps)
 
     def share(self, unit: str) -> float:
@@ -123,10 +123,10 @@ class ParameterServer(Strategy):
         self.wait(*[self.launch(MESSAGE, num_bytes, "bucket", "0", names, (worker, 0)) for worker in self._workers])
 
     def after_update(self) -> None:
-        self.wait(*[self.launch(MESSAGE, self._values_bytes, on=(0, worker)) for worker in self._workers])
+        self.wait(*[self.launch(MESSAGE, self._parameter_bytes, on=(0, worker)) for worker in self._workers])
 
     @property
-    def _values_bytes(self) -> int:
+    def _parameter_bytes(self) -> int:
         return sum(self.model.elements(name) * self.model.own_item(name) for name in self.model.parameters)
 
     @property

@@ -28,7 +28,7 @@ class Strategy:
     """One rank's program: hooks, for subclasses, that add moves where a training step calls them."""
 
     sends_every_microbatch = False
-    """Else only the last one's gradients are sent."""
+    """Whether each microbatch's gradients are sent; else the last one's alone."""
     hops: str | None = None
     """`ring` or `tree`: how its own messages add up buckets; None: the library's collectives do."""
 

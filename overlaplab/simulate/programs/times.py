@@ -34,10 +34,10 @@ def transfer_times(run: Run, programs: Sequence[Program], link: Link | None) -> 
     little was measured: then it raises `OverlaplabError`.
     """
     if link is None:
-        took, path = transfers(run, run.traces[0], None), run.path
+        measured, path = transfers(run, run.traces[0], None), run.path
 
         def measured_ns(kind: str, num_bytes: int, hops: str | None = None, /) -> int:
-            times_by_size = took.times_by_size(kind) if hops is None else None
+            times_by_size = measured.times_by_size(kind) if hops is None else None
             if times_by_size is None:
                 what = f"how long its {kind} of other sizes take is not known"
                 raise OverlaplabError(what, path=path, remedy="Name a link (--link; on the page What if: Link)")

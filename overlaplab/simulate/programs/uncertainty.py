@@ -25,7 +25,7 @@ def transfers_miss_ns(run: Run, edits: Sequence[EditChoice], link: Link | None) 
 
 @once_per_run
 def units_apart_ns(run: Run, together: int, link: Link | None) -> int:
-    """By how much the mean step with so many as one may be off: half of what the least and the longest T give."""
+    """By how much the mean step with so many units as one may be off: half its range by least and longest T."""
     recorded, times = plain_programs(run), transfers(run, run.traces[0], link)
     if recorded is None or all(times.times_by_size(kind) is not None for kind in ("all_gather", "reduce_scatter")):
         return 0

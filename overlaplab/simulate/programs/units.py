@@ -79,7 +79,7 @@ class Zero3(Units):
             self.free(unit)
 
     def before_backward(self, unit: str) -> None:
-        """See `Strategy`; the pass before the layers reads no parameters."""
+        """See `Strategy`; an embedding's backward pass reads no parameters."""
         if unit in self._backward_uses:
             place = self._backward_uses.index(unit)
             self._gather_window(self._backward_uses[place:][: self.options.prefetch + 1], "backward")

@@ -50,16 +50,16 @@ class WithoutBuckets:
             moves += self.moves[begun : place + 1]
             begun, mark = place + 1, self.moves[place]
             assert isinstance(mark, Mark)
-            ends = mark.word == "backward_end"
+            is_pass_end = mark.word == "backward_end"
             if mark.name in number_of:
                 missing[number_of[mark.name]] -= 1
-            elif not ends:
+            elif not is_pass_end:
                 continue
-            while launched < len(buckets) and (ends or not missing[launched]):  # in their order, when full
+            while launched < len(buckets) and (is_pass_end or not missing[launched]):  # in their order, when full
                 launch = replace(buckets[launched], key=("bucket", passes, launched))
                 moves += [Work(host_ns), launch, Work(host_ns)]
                 launched += 1
-            if ends:
+            if is_pass_end:
                 last = len(buckets) - 1
                 moves += [Wait(("bucket", passes, each), wake_ns * (each == last)) for each in range(last + 1)]
                 passes, launched = passes + 1, 0
@@ -67,13 +67,13 @@ class WithoutBuckets:
         return [*moves, *self.moves[begun:]]
 
     def _count_gradients(self, buckets: Sequence[Launch], backward_pass: int) -> list[int]:
-        """How many each bucket waits for in this pass."""
+        """How many gradients each bucket waits for in this pass."""
         unused = self._unused[backward_pass] if backward_pass < len(self._unused) else frozenset()
         return [sum(name not in unused for name in bucket.parameters) for bucket in buckets]
 
 
 def _unused_by_pass(program: Program) -> list[frozenset[str]]:
-    """The parameters of each backward pass whose bucket left without their gradient arriving before its end.
+    """For each backward pass the parameters that buckets sent in it and whose gradients did not arrive in it.
 
     DDP takes the parameters that a pass does not use for ready from its beginning (`find_unused_parameters`).
     """
