@@ -59,7 +59,7 @@ def _actions_by_messages(trace: Trace) -> list[Label]:
     """The actions of a rank with one stage, as in torch's GPipe and 1F1B, in order of start.
 
     Between two messages it computes one pass or two; where autograd evaluates functions, a backward pass. Only of steps
-    whose messages, up to the optimizer's step, pass results on (see `_are_passed_on`), if half of the steps are such.
+    whose messages, up to the optimizer's step, pass results on (see `_are_passed_on`); none if those of most do not.
     """
     table = recorded_collectives(trace)
     table = table[table["kind"] == "send_recv"].sort_values("host_ns", kind="stable")
