@@ -1,7 +1,7 @@
 """Exact arithmetic on sets of half-open time intervals.
 
-A set is an int64 array of shape (n, 2): rows [start, end) in ns, sorted, disjoint and not empty. `union` makes sets;
-the other functions take and return them.
+A set is an int64 array of shape (n, 2): rows [start, end) in ns, sorted, disjoint and not empty. `union` makes sets
+of any intervals; the other functions take sets, or intervals where they say so.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def subtract(a: Intervals, b: Intervals) -> Intervals:
 
 
 def _overlap_candidates(a: Intervals, starts: Integers, ends: Integers) -> Intervals:
-    """The intervals of `a` that may overlap with these times: of a few, such as one step's, they are few."""
+    """The intervals of `a` between the first start and the last end: few where these times are one step's."""
     if not len(starts):
         return a[:0]
     first = np.searchsorted(a[:, 1], starts.min(), side="right")
@@ -64,9 +64,9 @@ def pieces(starts: Integers, ends: Integers, within: Intervals) -> tuple[Integer
     """
     first = np.searchsorted(within[:, 1], starts, side="right")
     count = np.where(starts < ends, np.searchsorted(within[:, 0], ends, side="left") - first, 0)
-    of = np.repeat(np.arange(len(starts)), count)
-    part = within[np.arange(len(of)) + np.repeat(first - np.cumsum(count) + count, count)]
-    return of, np.maximum(starts[of], part[:, 0]), np.minimum(ends[of], part[:, 1])
+    number = np.repeat(np.arange(len(starts)), count)  # each part's interval; `within` has its parts side by side
+    part = within[np.arange(len(number)) + np.repeat(first - np.cumsum(count) + count, count)]
+    return number, np.maximum(starts[number], part[:, 0]), np.minimum(ends[number], part[:, 1])
 
 
 def clip(a: Intervals, start: int, end: int) -> Intervals:

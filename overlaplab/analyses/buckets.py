@@ -227,5 +227,5 @@ def sends_halves(run: Run) -> bool:
 
 
 def averages_by_hand(run: Run) -> bool:
-    """Whether each gradient is averaged by an all-reduce of the loop's own (`evidence.by_hand`), on every rank."""
+    """Whether the loop averages gradients by all-reduces of its own (`evidence.by_hand`), on every rank."""
     return bool(run.traces) and all(map(averaged_by_hand, run.traces))

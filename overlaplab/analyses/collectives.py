@@ -30,7 +30,7 @@ COLUMNS = (
 """The columns of `collectives`, in order."""
 
 OF_RANK = ("rank", "step", "launch_ns", "arrived_ns", "start_ns", "end_ns", "wait_ns", "exposed_ns")
-"""Those that each rank of a collective has its own of; the others are the same on all its rows."""
+"""The columns in which each rank of a collective has a value of its own; others are the same on all its rows."""
 
 
 def collectives(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
@@ -79,7 +79,7 @@ def collectives(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
 def _every_collective(run: Run) -> pd.DataFrame:
     every = numbered_arrivals(run)
     table: Fields = {str(name): column.to_numpy() for name, column in every.items() if name != "rank"}
-    steps = _place(table, run)
+    steps = _add_places(table, run)
     columns = table | {"rank": every["rank"].array, "step": steps} | _figures(table, every["rank"], run)
     origin = run.traces[0].origin_ns if run.traces else 0
     for name in ("launch_ns", "arrived_ns", "start_ns", "end_ns", "wait_ns", "exposed_ns"):
@@ -97,8 +97,8 @@ def _nullable_integers(values: NDArray[np.int64], is_known: NDArray[np.bool_]) -
     return pd.arrays.IntegerArray(values, ~is_known)
 
 
-def _place(table: Fields, run: Run) -> pd.api.extensions.ExtensionArray:
-    """The steps; and add `window` (the index in `step_windows`, -1 outside) and `exposed_ns`."""
+def _add_places(table: Fields, run: Run) -> pd.api.extensions.ExtensionArray:
+    """Return the steps, and add `window` (the index in `step_windows`, -1 outside) and `exposed_ns` to the table."""
     count = len(table["trace"])
     table["window"], table["exposed_ns"] = np.full(count, -1), np.full(count, UNKNOWN_NS)
     steps = np.full(count, None, dtype=object)
@@ -169,6 +169,7 @@ def time_spent(table: pd.DataFrame) -> pd.Series:
 
 
 _FIRST = [name for name in COLUMNS if name == "step" or name not in ("index", *OF_RANK)]
+"""The columns that a collective's first row has for all of them."""
 
 
 def each_collective(table: pd.DataFrame) -> pd.DataFrame:

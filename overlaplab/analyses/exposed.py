@@ -84,7 +84,7 @@ def exposed(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
 def exposed_pauses(run: Run) -> pd.DataFrame:
     """How much of a rank's step the host paused while communication was exposed: `rank`, `step`, `paused_ns`.
 
-    Other transfers do not make it shorter. Steps without such a pause have no row.
+    Shorter transfers would not shorten that. Steps without such a pause have no row.
     """
     causes = exposed(run)
     paused = causes[causes["cause"] == Cause.GAP].groupby(["rank", "step"], dropna=False)
@@ -238,12 +238,13 @@ def _decide_causes(
 def _is_compute_gap(facts: Facts, moments: Moments, blocked: Intervals, stall_ns: int) -> NDArray[np.bool_]:
     """Rule 3: the rank was not waiting for communication, by when it computes again."""
     ends_ns = facts["end_ns"][moments.row]
-    early_ns = ends_ns - moments.resumes
+    early_ns = ends_ns - moments.resumes  # so much before the collective's end the rank computes again
     stalled = (facts["gradients"] & facts["edge"])[moments.row]
     stalled &= (early_ns <= stall_ns) & (early_ns < moments.end - moments.start)
     goes_on = (early_ns > GRAIN_NS) & ~stalled
     sorted_ends = np.append(NEVER_NS, np.sort(facts["end_ns"]))  # first for what resumes before any end
     resumes = np.minimum(moments.resumes, NEVER_NS - GRAIN_NS)  # cannot overflow
+    # when the last collective had ended by then
     ended = sorted_ends[np.searchsorted(sorted_ends[1:], resumes + GRAIN_NS, side="right")]
     slept = (moments.resumes != NEVER_NS) & (moments.resumes - ended > WAKE_NS)
     slept &= lengths_within(blocked, ends_ns - 1, ends_ns) == 0

@@ -28,8 +28,8 @@ _COST_NS = 1_000  # shorter waits are within the clock's resolution
 def late_buckets(table: pd.DataFrame) -> pd.DataFrame:
     """What each bucket of one rank and step waited for and cost: one row per bucket with a cost, most expensive first.
 
-    Takes rows of `overlaplab.buckets(run)` for one rank and step; its own index says which of them each row is about,
-    since a step may launch a bucket several times. Columns: `index`, `parameter` (whose
+    Takes rows of `overlaplab.buckets(run)` for one rank and step; the result keeps their pandas index, since
+    a step may launch a bucket several times. Columns: `index`, `parameter` (whose
     gradient came last; None where it has no name), `arrival`, `shape` (of that gradient, as in `buckets`), `gap_ns`
     (how long after the bucket's previous gradient; null if it is the only one), `held_ns` (the longest that a later,
     ready bucket waited for this one), `held` (their indices), `link_ns` (how long after its launch the link was busy

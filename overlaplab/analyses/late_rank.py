@@ -37,7 +37,7 @@ _PHASE_COLUMNS = {"phase": "object", "what": "object", "own_ns": "int64", "other
 
 @once_per_run
 def late_steps(run: Run) -> pd.DataFrame:
-    """One row per step in which ranks waited for others, and rank that was waited for longest in it.
+    """One row per step in which ranks waited for others, with the rank that was waited for longest in it.
 
     Columns: `step`, `rank` (Int64), `wait_ns` (int64: of all others, whether or not they computed meanwhile).
     """

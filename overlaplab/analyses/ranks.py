@@ -44,6 +44,7 @@ _OF_EACH: tuple[Callable[[Trace], object], ...] = (
     *(idle_gaps, stage_labels, step_signatures, exposed_waits, missing_wait_fields, has_loader_workers),
     labels_some_models,
 )
+"""What is computed of a rank's events where they are read."""
 
 
 def load_ranks(

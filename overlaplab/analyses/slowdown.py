@@ -38,8 +38,8 @@ def slowdowns(run: Run) -> pd.DataFrame:
     if not tables:
         return empty_table(_TYPES)
     table = pd.concat(tables, ignore_index=True)
-    usual = table.groupby("name")["of"].agg(lambda of: of.mode().iloc[0])
-    table = table[table["of"] == table["name"].map(usual)]
+    usual = table.groupby("name")["alike"].agg(lambda alike: alike.mode().iloc[0])
+    table = table[table["alike"] == table["name"].map(usual)]
     took = {
         way: table[chosen].groupby(["name", "place"])["dur_ns"].median()
         for way, chosen in (("alone_ns", table["share"] <= _ALONE), ("beside_ns", table["share"] >= _BESIDE))
@@ -52,8 +52,8 @@ def slowdowns(run: Run) -> pd.DataFrame:
 
 
 def _kernels(trace: Trace) -> pd.DataFrame:
-    """The compute kernels of all steps: `place` among its step's `of` of that name, and the `share` of its time in
-    which the rank communicated.
+    """The compute kernels of all steps: `alike`, how many of its name its step has, its `place` among those, and the
+    `share` of its time in which the rank communicated.
     """
     events = trace.events[counting_as(trace, WorkKind.COMPUTE)]
     step = windows_at(step_windows(trace), events["ts_ns"].to_numpy())
@@ -67,6 +67,6 @@ def _kernels(trace: Trace) -> pd.DataFrame:
             "dur_ns": took,
             "share": lengths_within(activity(trace).communication, starts, starts + took) / took,
             "place": same.cumcount().to_numpy(),
-            "of": same.transform("size").to_numpy(),
+            "alike": same.transform("size").to_numpy(),
         }
     )

@@ -56,7 +56,7 @@ def summary(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
 
 
 def totals(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
-    """One row per rank: `summary`'s columns without `step` and `start_ns`, summed, and `outside_ns`.
+    """One row per rank: `rank`, `outside_ns`, and the figures of `summary` (`FIGURES`), summed.
 
     A ratio of totals is the ratio of the sums. `outside_ns` is recorded time outside all steps' windows, whichever
     steps are selected; the other columns do not include it. A rank whose device activity was not recorded has no row.

@@ -21,7 +21,7 @@ _TYPES = {
 }
 _TIMES = dict.fromkeys(("ranks", "kind", "dtype"), "object") | dict.fromkeys(("bytes", "time_ns", "count"), "int64")
 _BEYOND = 2.0
-"""Times: from half the smallest size that was measured to twice the largest."""
+"""Times are given from the smallest measured size ÷ 2 to the largest × 2."""
 _STEP = 2**0.25
 """The ratio of one size to the next: between them no interpolation errs by more than 1 %."""
 _MAX_DEVIATION_SHARE = 0.25
@@ -59,7 +59,7 @@ class Fitted:
 
     @property
     def half_ns(self) -> float | None:
-        """Half of the 95 % interval around the line of one more transfer; None where two parameters leave none."""
+        """Half of the 95 % interval around the line of one more transfer; None of two transfers or fewer."""
         freedom = len(self.transfers) - 2
         if freedom < 1:
             return None

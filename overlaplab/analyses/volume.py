@@ -22,7 +22,7 @@ from overlaplab.selection import EVERYTHING, Selection
 
 _COLUMNS = ("rank", "step", "kind", "count", "bytes", "sent_bytes")
 
-_MESSAGES = re.compile(r":\d{1,9}-(\d{1,9})(?::|$)")
+_RECEIVER = re.compile(r":\d{1,9}-(\d{1,9})(?::|$)")
 
 
 def volume(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
@@ -62,7 +62,7 @@ def _trace_rows(run: Run, trace: Trace, steps: Sequence[Window]) -> Iterator[dic
 
 
 def _sent_bytes(launch: LaunchSpan, rank: int | None, size: int) -> float | None:
-    """What a ring of so many ranks sends of a collective whose bytes are known; None if it takes the size, -1, too."""
+    """What a ring of `size` ranks sends of a collective with known bytes; None if it needs the size, and that is -1."""
     if _is_received(launch, rank):
         return 0
     if size < 1 and launch.kind in ROUNDS:
@@ -74,5 +74,5 @@ def _is_received(launch: LaunchSpan, rank: int | None) -> bool:
     """Whether it is a message from another rank: the engine's groups of messages are called `GROUP:SENDER-RECEIVER`."""
     if launch.source is not None:
         return True
-    receiver = _MESSAGES.search(launch.group or "") if launch.kind == "send_recv" else None
+    receiver = _RECEIVER.search(launch.group or "") if launch.kind == "send_recv" else None
     return receiver is not None and rank is not None and int(receiver[1]) == rank

@@ -10,14 +10,14 @@ import numpy.typing as npt
 import pandas as pd
 
 SPREADS = 5
-"""Times the steps' spread (1.4826 × the median absolute deviation, which of normal figures is their standard
-deviation): a step that lies further from the median is an outlier, if it also differs by"""
+"""An outlier lies further from the median step than this many times the steps' spread: 1.4826 × the median absolute
+deviation, which of normal figures is their standard deviation."""
 MUCH_LONGER = 0.2
-"""of the median step time (by its length, or by its exposed time)."""
+"""And further than this share of the median step time, by its length or by its exposed time."""
 MIN_EXPOSED_SHARE = 0.03
 """With exposed communication below 3 % of all steps' time, the kind of steps that takes most time speaks."""
 _FEWEST = 3
-"""Steps: of two nobody knows which one is the exception."""
+"""The fewest steps among which one can be an outlier: of two nobody knows which one is the exception."""
 
 
 def worst_step(table: pd.DataFrame, rank: int | None = None, step: int | None = None) -> dict[str, Any]:
@@ -94,6 +94,7 @@ def _outlier_distances(table: pd.DataFrame) -> pd.Series:
 
 
 def _unlike_most(steps: pd.DataFrame) -> pd.Series:
+    """How far each outlier among these steps is from their median, in ns."""
     if len(steps) < _FEWEST:
         return pd.Series(dtype="float64")
     enough = MUCH_LONGER * float(steps["span_ns"].median())
@@ -137,5 +138,6 @@ def _is_far(figures: pd.Series, enough: float) -> npt.NDArray[np.bool_]:
 
 
 def _rows_with(table: pd.DataFrame, name: str, value: int | None) -> pd.DataFrame:
+    """The rows with this value; all where none has it, and for None."""
     rows = table if value is None else table[(table[name] == value).fillna(False).to_numpy(dtype=bool)]
     return rows if len(rows) else table

@@ -77,7 +77,10 @@ class Sign(StrEnum):
 
 @once_per_trace
 def device_sign(trace: Trace) -> tuple[Sign, tuple[str, ...]] | None:
-    """What names a device in a trace without device events, and which; None if nothing does, or run.json says `cpu`."""
+    """What names a device in a trace without device events, and which; None if nothing does.
+
+    Where run.json says `cpu`, only what is surer than it names another.
+    """
     events = trace.events
     categories = events["category"].cat.categories
     calls = np.unique(events["category"].cat.codes[matching(events["category"], is_runtime_category)])
@@ -180,7 +183,7 @@ def _codes(trace: Trace) -> NDArray[np.int8]:
 
 @once_per_trace
 def _codes_by_rule(trace: Trace) -> NDArray[np.int8]:
-    """The same, whether or not the events' times are known; read-only."""
+    """`_codes` before damaged events are taken out; read-only."""
     rule = rule_of(trace)
     if rule is Rule.UNRECORDED:
         codes = np.full(len(trace.events), _WORKS.index(WorkKind.NOTHING), dtype=np.int8)

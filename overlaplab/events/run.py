@@ -51,9 +51,9 @@ class Trace:
     rank: int | None
     """None if the only file does not name its rank."""
     tables: Tables | Callable[[], Tables]
-    """Or what reads them, once something asks for them: where a worker read them, they stay there."""
+    """Or what reads them when first asked for: a worker that has read the file drops them."""
     precomputed: Mapping[str, object] = field(default_factory=dict)
-    """What the worker found that read the tables, see `known_of`."""
+    """Values of `once_per_trace` functions, by name, from the worker that read the tables: see `known_of`."""
     groups: tuple[Group, ...] = ()
     """The job's process groups, as far as the file names them."""
     world_size: int | None = None
@@ -136,12 +136,12 @@ def once_per_trace(function: Callable[[Trace], Value]) -> Callable[[Trace], Valu
 
 
 def known_of(trace: Trace, functions: Iterable[Callable[[Trace], object]]) -> dict[str, object]:
-    """The values of these `once_per_trace` functions by name; as `precomputed` the trace answers without its tables."""
+    """The values of these `once_per_trace` functions by name: as `precomputed` they spare a trace its tables."""
     return {_name(function): function(trace) for function in functions}
 
 
 def with_known(trace: Trace, function: Callable[[Trace], Value], value: Value) -> Trace:
-    """The trace as if this function, which is `once_per_trace`, said so of it; what follows from that is found anew."""
+    """The trace as if this `once_per_trace` function gave this value; whatever else is asked of it is computed anew."""
     return replace(trace, precomputed={_name(function): value})
 
 

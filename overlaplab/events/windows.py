@@ -186,5 +186,5 @@ def _left_out_warning(numbers: Iterable[int | None]) -> tuple[str, ...]:
     steps = [step for step in numbers if step is not None]
     if not steps:
         return ()
-    named, were = ("step", "was") if len(steps) == 1 else ("steps", "were")
-    return (f"{named} {numbers_named(steps)} launched no compute kernel on the main stream and {were} left out",)
+    noun, verb = ("step", "was") if len(steps) == 1 else ("steps", "were")
+    return (f"{noun} {numbers_named(steps)} launched no compute kernel on the main stream and {verb} left out",)

@@ -22,7 +22,7 @@ FEWEST = 3
 NEAR_NS = 50_000
 """Spreads that differ by less are not compared: steps are alike, so a wrong one fits almost as well."""
 
-_LEAST = np.iinfo(np.int64).min + 1
+_LEAST = np.iinfo(np.int64).min + 1  # its negative fits into 64 bits, too
 
 Signatures = Integers
 """Each collective's fields as numbers, of shape (collectives, fields). 0 means unknown and fits anything."""

@@ -36,7 +36,7 @@ from overlaplab.intervals import Mask, clip
 from overlaplab.vocabulary import Rule, label_list
 
 _SENDING = {"forward", "backward", "bucket_launch", "gather_launch", "scatter_launch"}
-"""Labels of who sends gradients otherwise."""
+"""Words of labels: whoever writes one of them does not average by hand."""
 _MOST = 0.95
 """At least this share of all gradients' elements is sent; inputs may want gradients that are not sent."""
 _SUMMING, _SPREADING = ("all_reduce", "reduce", "reduce_scatter"), ("broadcast", "all_gather")
@@ -44,7 +44,7 @@ _SUMMING, _SPREADING = ("all_reduce", "reduce", "reduce_scatter"), ("broadcast",
 
 
 Sent: TypeAlias = tuple[tuple[Gradient, ...], LaunchSpan]
-"""The gradients that an all-reduce sends."""
+"""Gradients, and the all-reduce that sends them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,8 +61,8 @@ class Averaging(Span):
 def averaged_by_hand(trace: Trace) -> tuple[Averaging, ...]:
     """The backward passes, in order of time.
 
-    Empty unless each step has one backward pass and at most one update after it, and each pass that sends gradients
-    sends nearly all of its own until then: at least two, the same ones each time.
+    Empty where an update begins within a step's backward pass, and unless each pass that sends gradients sends nearly
+    all of its own until the next update: at least two, the same ones each time.
     """
     if rule_of(trace) is not Rule.CPU or _sends_otherwise(trace):
         return ()
@@ -78,7 +78,7 @@ def averaged_by_hand(trace: Trace) -> tuple[Averaging, ...]:
         backward, arrived, limit_ns = each.backward, each.gradients, each.limit_ns
         of_pass = launches[bisect_left(moments, backward.start_ns) : bisect_left(moments, limit_ns)]
         sent = _as_one(arrived, of_pass) or _one_by_one(arrived, of_pass)
-        averaged = [gradient for names, _ in sent for gradient in names]
+        averaged = [gradient for together, _ in sent for gradient in together]
         if each.updates_within or len(averaged) == 1 or 0 < _elements(averaged) < _MOST * _elements(arrived):
             return ()
         ends = [launch.ran[1] for _, launch in sent if launch.ran is not None]
@@ -91,7 +91,7 @@ def averaged_by_hand(trace: Trace) -> tuple[Averaging, ...]:
                 sent=tuple(sent),
             )
         )
-    shapes = {tuple(each.shape for names, _ in averaging.sent for each in names) for averaging in averagings}
+    shapes = {tuple(each.shape for together, _ in averaging.sent for each in together) for averaging in averagings}
     return tuple(averagings) if len(shapes - {()}) == 1 and _are_named_once(trace, averagings) else ()
 
 
@@ -151,18 +151,18 @@ def is_of_gradients(trace: Trace, table: pd.DataFrame) -> Mask:
             arrivals[_elements([gradient])].append(gradient.at_ns)
         whole = _elements(each.gradients)
         arrivals.setdefault(whole, [max(gradient.at_ns for gradient in each.gradients)])
-        times = Counter[tuple[str, int]]()
+        counts = Counter[tuple[str, int]]()
         of_pass: list[int] = []
         within = np.flatnonzero((each.backward.start_ns <= hosts_ns) & (hosts_ns < each.limit_ns))
         for row in sorted(within.tolist(), key=hosts_ns.__getitem__):
             kind, size = kinds[row], int(sizes[row])
-            summed = bisect_right(arrivals.get(size, []), hosts_ns[row])
+            most = bisect_right(arrivals.get(size, []), hosts_ns[row])  # gradients that it may be one of
             if kind in _SPREADING:
-                summed = min(summed, max(times[summing, size] for summing in _SUMMING))
-            if kind in (*_SUMMING, *_SPREADING) and times[kind, size] < summed:
-                times[kind, size] += 1
+                most = min(most, max(counts[summing, size] for summing in _SUMMING))
+            if kind in (*_SUMMING, *_SPREADING) and counts[kind, size] < most:
+                counts[kind, size] += 1
                 of_pass.append(row)
-        sent = {size: max(times[kind, size] for kind in _SUMMING) for _, size in times}
+        sent = {size: max(counts[kind, size] for kind in _SUMMING) for _, size in counts}
         if sent.pop(whole, 0) or sum(size * number for size, number in sent.items()) >= _MOST * whole:
             marked[of_pass] = True
     return marked
@@ -171,6 +171,7 @@ def is_of_gradients(trace: Trace, table: pd.DataFrame) -> Mask:
 def _as_one(gradients: Sequence[Gradient], launches: Sequence[LaunchSpan]) -> list[Sent]:
     """The all-reduce that sends all of these, perhaps but one small one, once they have arrived; empty without."""
     whole = _elements(gradients)
+    # by how many elements a launch lacks, the gradient that it leaves out
     left_out = {0: None} | {size: each for each in gradients if (size := _elements([each])) <= (1 - _MOST) * whole}
     for launch in launches:
         left_elements = whole - _elements_sent(launch)
@@ -198,7 +199,7 @@ def _are_named_once(trace: Trace, averagings: Sequence[Averaging]) -> bool:
     if named is None:
         return True
     for averaging in averagings:
-        gradients = [gradient for names, _ in averaging.sent for gradient in names]
+        gradients = [gradient for together, _ in averaging.sent for gradient in together]
         if len({_name(gradient, named, averaging.thread) for gradient in gradients}) < len(gradients):
             return False
     return True

@@ -175,7 +175,7 @@ def _avoidable_delays(table: Fields, rows_of: Sequence[NDArray[np.intp]], tables
 
 
 def _edges(trace: Trace, table: Fields) -> Fields:
-    """The documented fields, with `edge` and `at_once` added."""
+    """The fields of `collective_facts`: `_FIELDS`, and `gradients`, `edge` and `at_once`, found here."""
     compute = activity(trace).compute
     starts, ends, earliest = table["start_ns"], table["end_ns"], table["asked_ns"]
     role = table["role"]

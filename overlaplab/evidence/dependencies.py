@@ -226,10 +226,10 @@ def full_queues(trace: Trace) -> tuple[Blocking, ...]:
         called, begun = (np.array([getattr(device[n], name) for n in places]) for name in ("called_ns", "start_ns"))
         order = np.argsort(begun, kind="stable")
         in_order = begun[order]
-        waiting = np.searchsorted(np.sort(called), called) - np.searchsorted(in_order, called, side="right")
-        usual_ns = int(np.median(took[rows[waiting < _FULL_QUEUE]]))
+        queued = np.searchsorted(np.sort(called), called) - np.searchsorted(in_order, called, side="right")
+        usual_ns = int(np.median(took[rows[queued < _FULL_QUEUE]]))
         last = np.searchsorted(in_order, called + took[rows], side="right") - 1
-        waits = (waiting >= _FULL_QUEUE) & (last >= 0) & (in_order[last] > called + usual_ns)
+        waits = (queued >= _FULL_QUEUE) & (last >= 0) & (in_order[last] > called + usual_ns)
         for number in np.flatnonzero(waits).tolist():
             start_ns, row = int(called[number]), int(rows[number])
             if row not in blocking:

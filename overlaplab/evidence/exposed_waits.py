@@ -22,7 +22,7 @@ from overlaplab.intervals import Intervals, subtract, union
 
 @dataclass(frozen=True, slots=True)
 class ExposedWaits:
-    """Sets of exposed moments, in absolute ns; of the others it is unknown."""
+    """Sets of exposed moments, in absolute ns; whether the other ones block is unknown."""
 
     blocking: Intervals
     not_blocking: Intervals
@@ -46,7 +46,7 @@ def exposed_waits(trace: Trace) -> ExposedWaits | None:
     events, works, main = device_events(trace), classify(trace), main_stream(trace)
     computing = [event for event in events if event.stream == main and works[event.row] is WorkKind.COMPUTE]
     starts, calls = [event.start_ns for event in computing], blocking_calls(trace)
-    spans: dict[bool, list[tuple[int, int]]] = {True: [], False: []}  # by whether it is known that these wait
+    spans: dict[bool, list[tuple[int, int]]] = {True: [], False: []}  # by `_WaitRange.communicates`
     first_call = 0
     for start_ns, end_ns in exposed.tolist():
         while first_call < len(calls) and calls[first_call].end_ns <= start_ns:

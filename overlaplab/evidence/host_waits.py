@@ -13,7 +13,7 @@ from overlaplab.evidence.recorded import UNKNOWN_NS, recorded_collectives
 from overlaplab.intervals import Integers, Intervals, lengths_within, union
 from overlaplab.vocabulary import Rule, is_runtime_category
 
-_WORDS = ("wait", "gather_wait", "param_gather_wait")
+_WAIT_WORDS = ("wait", "gather_wait", "param_gather_wait")
 _SYNCHRONISES = re.compile(r"synchroni[sz]e", re.I)
 
 
@@ -28,7 +28,7 @@ def host_waits(trace: Trace) -> Intervals:
     if rule_of(trace) is Rule.GPU:
         calls = matching(events["category"], is_runtime_category) & matching(events["name"], _SYNCHRONISES.search)
         return union(*event_times(events, calls))
-    labels = [label for label in engine_labels(trace) if label.word in _WORDS]
+    labels = [label for label in engine_labels(trace) if label.word in _WAIT_WORDS]
     table = recorded_collectives(trace)
     table = table[(table["launch_ns"] != UNKNOWN_NS) & (table["end_ns"] != UNKNOWN_NS)]
     names = ("launch_ns", "launch_end_ns", "end_ns", "thread")
@@ -41,10 +41,13 @@ def host_waits(trace: Trace) -> Intervals:
     return union(*np.array(spans, dtype=np.int64).reshape(-1, 2).T)
 
 
-def _next_begun(starts: Integers, threads: Integers, thread: Integers, at_ns: Integers) -> Integers:
-    """For each moment of a thread when it begins something after that, `NEVER_NS` for never."""
+def _next_begun(starts: Integers, threads: Integers, asking: Integers, at_ns: Integers) -> Integers:
+    """When each `asking` thread next begins something after its moment `at_ns`; `NEVER_NS` for never.
+
+    `starts` and `threads` are those of all events.
+    """
     following = np.full(len(at_ns), NEVER_NS)
-    for number in np.unique(thread):
-        begun, moments = np.append(np.sort(starts[threads == number]), NEVER_NS), thread == number
+    for number in np.unique(asking):
+        begun, moments = np.append(np.sort(starts[threads == number]), NEVER_NS), asking == number
         following[moments] = begun[np.searchsorted(begun, at_ns[moments], side="right")]
     return following

@@ -36,7 +36,9 @@ from overlaplab.vocabulary import DATA_LOADING, Rule, is_runtime_category
 
 _STEP = "ProfilerStep#"
 _NO_WORK = ("engine::", _STEP, NEXT_STEP, "PyTorch Profiler", "gloo:", "nccl:")
-_OTHERS = (*_NO_WORK, "DistributedDataParallel.forward", "Optimizer.")
+"""How names of ranges begin that are none of the loop's own work."""
+_NO_HOST_WORK = (*_NO_WORK, "DistributedDataParallel.forward", "Optimizer.")
+"""And of those that are passes and updates."""
 _COMMUNICATES = ("c10d::", "c10d_functional::", "_c10d_functional::", "record_param_comms", "FSDP::")
 _AUTOGRAD = re.compile(r"^(autograd::engine::evaluate_function: )?(torch::autograd::)?")
 _WHOLE_STEP = 0.9
@@ -71,7 +73,7 @@ def host_work(trace: Trace) -> tuple[Label, ...]:
         before = bisect_left(begins, end_ns)
         meets_a_pass = before > 0 and ends[before - 1] > start_ns
         name = str(names.iloc[event])
-        if start_ns >= until_ns and not meets_a_pass and not name.startswith(_OTHERS):
+        if start_ns >= until_ns and not meets_a_pass and not name.startswith(_NO_HOST_WORK):
             until_ns = end_ns
             fields = {"name": _range_name(name)}
             works.append(Label(start_ns=start_ns, end_ns=end_ns, thread=thread, word="host", fields=fields))
@@ -117,7 +119,7 @@ def host_pauses(trace: Trace) -> Intervals:
 
 @once_per_run
 def pauses_within(run: Run) -> str | None:
-    """The innermost range in which hosts pause for most of the time, by its name; None where none is known."""
+    """The name of the innermost range that has more than half of all hosts' pauses; None where none has."""
     paused_ns, steps_ns = 0, 0
     within_ns: Counter[str] = Counter()
     took_ns: Counter[str] = Counter()

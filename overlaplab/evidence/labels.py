@@ -34,7 +34,7 @@ class Label(Span):
 
     @classmethod
     def make(cls, span: Span, word: str, fields: dict[str, str], *at_ns: int) -> Label:
-        """Over a span, or else on its thread at a moment, or from one to another."""
+        """A label over the span, or on its thread: at one moment, or from a first to a second."""
         start_ns, end_ns = (at_ns[0], at_ns[-1]) if at_ns else (span.start_ns, span.end_ns)
         return cls(start_ns=start_ns, end_ns=end_ns, thread=span.thread, word=word, fields=fields)
 

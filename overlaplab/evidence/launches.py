@@ -81,7 +81,7 @@ def _launch(number: int, row: dict[Hashable, Any]) -> LaunchSpan:
 
 
 def launching_ranges(trace: Trace, table: pd.DataFrame, spans: Sequence[Span]) -> Integers:
-    """For each row of `recorded_collectives` the range that launched it, or -1; on a GPU its thread may be another."""
+    """For each row of `recorded_collectives` the index of the span that launched it, or -1; on a GPU on any thread."""
     names = ("start_ns", "end_ns", "thread")
     ranges = {name: np.array([getattr(span, name) for span in spans], dtype=np.int64) for name in names}
     thread = None if rule_of(trace) is Rule.GPU else table["thread"].to_numpy(np.int64)

@@ -30,11 +30,12 @@ from overlaplab.evidence.recorded import UNKNOWN_NS, recorded_collectives
 from overlaplab.intervals import Integers, Mask
 from overlaplab.vocabulary import Rule
 
-_IDENTITY = (
+_COLUMNS = (
     *("launch_ns", "start_ns", "end_ns", "kind", "named", "kind_known", "dtype"),
     *("bytes", "sequence", "source", "destination", "comms_id"),
 )
-_GROUP = ("group", "group_description", "group_size")
+_GROUP_COLUMNS = ("group", "group_description", "group_size")
+"""Both: what matching needs of `recorded_collectives`."""
 _LAUNCHES = (
     *("bucket_launch", "gather_launch", "scatter_launch", "param_gather_launch", "replica_launch"),
     *("activation_launch", "all_gather", "post_backward_reduce"),
@@ -124,13 +125,13 @@ def _all_recorded(run: Run) -> tuple[pd.DataFrame, list[_Key]]:
     parts: list[Fields] = []
     for place, trace in enumerate(run.traces):
         recorded = recorded_collectives(trace)
-        part: Fields = {name: recorded[name].to_numpy() for name in (*_IDENTITY, *_GROUP)}
+        part: Fields = {name: recorded[name].to_numpy() for name in (*_COLUMNS, *_GROUP_COLUMNS)}
         part["trace"], part["row"] = np.full(len(recorded), place), np.arange(len(recorded))
         part["step"], part["label"] = steps_and_labels(trace)
         parts.append(part)
     table = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
     table["unnamed"] = _infer_groups(table, run)
-    nodes = list(zip(*(table[name].tolist() for name in ("trace", *_GROUP)), strict=True))
+    nodes = list(zip(*(table[name].tolist() for name in ("trace", *_GROUP_COLUMNS)), strict=True))
     number_of = {node: number for number, node in enumerate(dict.fromkeys(nodes))}
     node_of_row = np.array([number_of[node] for node in nodes], dtype=np.int64)
     keys = [_key(run.traces[place], *group) for place, *group in number_of]
@@ -412,7 +413,7 @@ def _count_phantoms(key: _Key, size: int | None, run: Run) -> int:
 
 
 def _match_group(group_rows: pd.DataFrame, key: _Key, size: int | None, run: Run) -> pd.DataFrame:
-    """`match` and `reason` for one group's rows."""
+    """`pairs_table` of one group's rows."""
     if _is_lane(key):
         return pair_messages(group_rows)
     result = pairs_table(group_rows.index, match=group_rows.index)

@@ -61,8 +61,8 @@ class Moments:
         """The parts outside of a set of times, and those within."""
         parts = []
         for inside in (subtract(union(self.start, self.end), times), times):
-            of, start, end = pieces(self.start, self.end, inside)
-            others = {name: getattr(self, name)[of] for name in Moments.__slots__ if name not in ("start", "end")}
+            piece, start, end = pieces(self.start, self.end, inside)
+            others = {name: getattr(self, name)[piece] for name in Moments.__slots__ if name not in ("start", "end")}
             parts.append(Moments(**others, start=start, end=end))
         return parts[0], parts[1]
 
@@ -74,14 +74,14 @@ def attribute_moments(facts: Facts, gaps: Intervals, compute: Intervals, starts:
     """
     within = np.column_stack(pieces(starts, ends, gaps)[1:])
     rows, begins, until, does = _states(facts)
-    of, begin, end = pieces(begins, until, within)
+    state, begin, end = pieces(begins, until, within)
     # Every border of a piece ends a slot: piece i covers the slots from `first` on, `count` of them.
     borders = np.unique(np.concatenate((begin, end)))
     first = np.searchsorted(borders, begin)
     count = np.searchsorted(borders, end) - first
-    piece = np.repeat(np.arange(len(of)), count)
+    piece = np.repeat(np.arange(len(state)), count)
     slot = np.repeat(first - np.cumsum(count) + count, count) + np.arange(len(piece))
-    row, doing = rows[of][piece], does[of][piece]
+    row, doing = rows[state][piece], does[state][piece]
     # Of a slot's candidates the first wins by what it does, then those that end before the rank computes again.
     resumes = _resumes(compute, borders[slot])
     later = facts["end_ns"][row] - GRAIN_NS > resumes
@@ -113,6 +113,7 @@ def _states(facts: Facts) -> tuple[Integers, Integers, Integers, Integers]:
 
 
 def _resumes(compute: Intervals, at_ns: Integers) -> Integers:
+    """When the rank next begins to compute, from each moment on; `NEVER_NS` for never."""
     return take_values(compute[:, 0], np.searchsorted(compute[:, 0], at_ns, side="left"), NEVER_NS)
 
 

@@ -121,7 +121,7 @@ def update_labels(trace: Trace) -> tuple[Label, ...]:
 
 
 def _number_passes(trace: Trace, passes: Iterable[Label]) -> Iterator[Label]:
-    """With `microbatch`, the pass's place among those of its word in its step."""
+    """Yield the passes with `microbatch`: the pass's place among those of its word in its step."""
     starts = [window.host_start_ns for window in step_windows(trace)]
     before: Counter[tuple[str, int]] = Counter()
     for label in passes:
@@ -133,7 +133,7 @@ def _number_passes(trace: Trace, passes: Iterable[Label]) -> Iterator[Label]:
 def _extend_to_buckets(
     backwards: Iterable[Label], launches: Sequence[Label], ran: Executions, others: Sequence[Label]
 ) -> Iterator[Label]:
-    """A backward pass is over when the next one of the `others` begins, though a bucket's range may end later."""
+    """Yield the backward passes, each until its buckets are sent, or until the next of the `others` begins before."""
     starts, others_ns = ([label.start_ns for label in labels] for labels in (launches, others))
     for backward in backwards:
         within = launches[bisect_left(starts, backward.start_ns) : bisect_right(starts, backward.end_ns)]

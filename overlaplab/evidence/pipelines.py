@@ -20,7 +20,7 @@ class IdleBySchedule:
     """How long a rank must be idle in a step, if it works in its order and sending takes no time."""
 
     bubble_ns: int
-    """Were all stages equally fast."""
+    """If all stages were equally fast."""
     imbalance_ns: int
     """Beyond it, as some stages are slower."""
 
@@ -35,7 +35,7 @@ def pipelines(run: Run) -> list[list[int]]:
     """The traces of each pipeline, by their indices in `run.traces`, in order of rank; empty where there is none.
 
     Ranks whose places on the mesh differ along `pp` alone are one pipeline. Without such a mesh those are that send
-    each other messages; where nobody does, all ranks.
+    each other messages, unless a stage is missing; where nobody does, all ranks.
     """
     places = [place for place, trace in enumerate(run.traces) if stage_labels(trace)]
     if not places:
@@ -88,7 +88,7 @@ def find_plan(run: Run) -> Pipeline | None:
 
 @once_per_run
 def idle_by_schedule(run: Run) -> Mapping[tuple[int, int | None], IdleBySchedule]:
-    """By the trace's index in `run.traces` and the step's number; only where all stages are there."""
+    """Idle times by the trace's index in `run.traces` and the step's number; only where all stages are there."""
     idle_by_step: dict[tuple[int, int | None], IdleBySchedule] = {}
     planned = run.manifest.pipeline if run.manifest else None
     for places in pipelines(run):
@@ -105,7 +105,7 @@ def actions_by_step(
     run: Run, places: Sequence[int]
 ) -> Iterator[tuple[int | None, list[list[tuple[StageAction, Label]]]]]:
     """The number of each step of a pipeline that all ranks have, and its actions, by rank; in their order, each with
-    its range. None where a rank has none: what the others sent in such a step was perhaps no training.
+    its range. No rank has any where one has none: what the others sent in such a step was perhaps no training.
     """
     of_ranks = [{window.step: window for window in step_windows(run.traces[place])} for place in places]
     for step in of_ranks[0] if of_ranks else ():

@@ -57,6 +57,7 @@ GRADIENTS = (Role.BUCKET, Role.SCATTER)
 ACTIVATIONS_PREFIX = "activations of "
 """How `what` of collectives of activations begins; the module follows."""
 _LAYER_KINDS = ("all_reduce", "all_gather", "reduce_scatter")
+"""Kinds of collectives that move activations where, within passes, their group is none that sends gradients."""
 ALL_RANKS_ACTIVATIONS = f"{ACTIVATIONS_PREFIX}all ranks"
 """`what` of activations that ranks gather for their loss."""
 UPDATED = "updated parameters"

@@ -75,7 +75,7 @@ def recorded_collectives(trace: Trace) -> pd.DataFrame:
 
 @once_per_trace
 def emulates_link(trace: Trace) -> bool:
-    """Whether it has collectives of an emulated link on a host: of any kind they begin with their last rank."""
+    """Whether a host's trace has collectives of an emulated link: those of any kind begin with their last rank."""
     return rule_of(trace) is Rule.CPU and any(label.word == "comm" for label in engine_labels(trace))
 
 

@@ -52,7 +52,7 @@ def selected_traces(run: Run, selection: Selection) -> list[Trace]:
 
 
 def measured_traces(run: Run, selection: Selection) -> list[Trace]:
-    """The selected traces, as above, without those whose device activity was not recorded."""
+    """`selected_traces` without those whose device activity was not recorded."""
     return [trace for trace in selected_traces(run, selection) if rule_of(trace) is not Rule.UNRECORDED]
 
 

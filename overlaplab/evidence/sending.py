@@ -1,7 +1,7 @@
-"""What a host does to send gradients or to gather parameters alone: copies them, launches, and copies them back.
+"""What a host does for nothing but sending gradients or gathering parameters: copies, launches, and copies back.
 
-Of torch's DDP, in a backward pass under `no_sync`, nothing of it is done (torch/csrc/distributed/c10d/reducer.cpp,
-`autograd_hook`), nor of FSDP2 without gradient sync (torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py,
+torch's DDP does none of it in a backward pass under `no_sync` (torch/csrc/distributed/c10d/reducer.cpp,
+`autograd_hook`), nor does FSDP2 without gradient sync (torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py,
 `post_backward`).
 """
 
@@ -23,11 +23,14 @@ from overlaplab.evidence.recorded import recorded_collectives, recorded_of_event
 COPIED_BACK = "torch.distributed.ddp.reducer::copy_bucket_to_grad"
 """The range in which DDP copies a gradient back, where it is no view of its bucket."""
 _REDUCED = "FSDP::post_backward_reduce"
-"""How FSDP2's ranges begin."""
+"""How the ranges begin in which FSDP2 launches the reduction of a unit's gradients."""
 _COPIED_IN = "torch::distributed::reducer::"
 """How the ranges begin in which DDP copies a gradient into its bucket."""
 
 Range = tuple[int, int]
+"""Start and end, in absolute ns."""
+_CalledPlace = tuple[int, int]
+"""When the host launched a collective's last event, in absolute ns, and the event's place in `device_events`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +45,7 @@ class Sending:
 
 @once_per_trace
 def sendings(trace: Trace) -> list[Sending]:
-    """Those of every unit of FSDP2, also when it is gathered, and of every bucket whose gradients are known."""
+    """What each unit of FSDP2, gathered or reduced, took the host, and each bucket of DDP with known gradients."""
     gathered = [sending for _, sendings in gatherings(trace) for sending in sendings]
     return [*_unit_sendings(trace), *_bucket_sendings(trace), *gathered]
 
@@ -66,14 +69,14 @@ def _unit_sendings(trace: Trace) -> Iterator[Sending]:
             yield Sending(start_ns=start_ns, end_ns=end_ns, place=place)
 
 
-def _called_places(trace: Trace) -> list[Range]:
-    """When the host launched each collective's last event, and the event's place; in order."""
+def _called_places(trace: Trace) -> list[_CalledPlace]:
+    """Every collective's, in order."""
     events = device_events(trace)
     return sorted((events[place].called_ns, place) for place in collective_places(trace).values())
 
 
-def _first_called(called: list[Range], start_ns: int, end_ns: int) -> int | None:
-    """The place of the first collective that was launched meanwhile."""
+def _first_called(called: list[_CalledPlace], start_ns: int, end_ns: int) -> int | None:
+    """The place of the first collective that was launched in [start_ns, end_ns)."""
     first = bisect_left(called, (start_ns, 0))
     return called[first][1] if first < len(called) and called[first][0] < end_ns else None
 
@@ -101,7 +104,7 @@ def collective_places(trace: Trace) -> dict[Range, int]:
 
 
 def _ranges(trace: Trace, name: str) -> list[Range]:
-    """The host's whose name begins so, in order."""
+    """The host's ranges whose names begin so, in order."""
     starts, ends = event_times(trace.events, host_ranges(trace.events, lambda each: each.startswith(name)))
     return sorted(zip(starts.tolist(), ends.tolist(), strict=True))
 

@@ -27,14 +27,14 @@ _KINDS = {"F": FORWARD, "B": BACKWARD, "I": INPUT, "W": WEIGHT}
 _LITTLE = 0.01
 """This share of what is computed between two messages may stand apart from the pass at either end."""
 _Way = tuple[str, str]
-"""The sender and the receiver of a message: -1 for the rank itself, or of gloo places in the group."""
+"""The sender and the receiver of a message: ranks, with -1 for the rank itself, or of gloo places in the group."""
 
 
 @once_per_trace
 def stage_labels(trace: Trace) -> tuple[Label, ...]:
     """The labels of actions, in order of start: the engine's, by torch's ranges, or by the messages between them.
 
-    The last name no stage, as a rank has one, but its `neighbours`.
+    Those by messages name no stage, as a rank has only one, but how many `neighbours` it has.
     """
     labels = tuple(label for label in engine_labels(trace) if label.word in STAGE_WORDS)
     if labels or not (recorded_collectives(trace)["kind"] == "send_recv").any():
@@ -43,23 +43,23 @@ def stage_labels(trace: Trace) -> tuple[Label, ...]:
 
 
 def _named_actions(trace: Trace) -> Iterator[Label]:
-    """Each from what it computes first to what it computes last: its range begins with waiting for its input."""
+    """The actions that torch's ranges name, each from its first computation to its last: a range begins with a wait."""
     spans = event_spans(trace, host_ranges(trace.events, _ACTION.fullmatch)).sort_values("start_ns")
     computed = executions(trace).host_compute()
     for start_ns, end_ns, thread, event in spans.to_numpy().tolist():
-        named = _ACTION.fullmatch(str(trace.events["name"].iloc[event]))
+        action = _ACTION.fullmatch(str(trace.events["name"].iloc[event]))
         inside = computed[np.searchsorted(computed[:, 0], start_ns) : np.searchsorted(computed[:, 0], end_ns)]
-        if named is not None and len(inside):
-            fields = {name: named[name] for name in ("stage", "microbatch")}
+        if action is not None and len(inside):
+            fields = {name: action[name] for name in ("stage", "microbatch")}
             span = Span(start_ns=int(inside[0, 0]), end_ns=int(inside[-1, 1]) + 1, thread=thread)
-            yield Label.make(span, f"stage_{_KINDS[named['kind']]}", fields)
+            yield Label.make(span, f"stage_{_KINDS[action['kind']]}", fields)
 
 
 def _actions_by_messages(trace: Trace) -> list[Label]:
     """The actions of a rank with one stage, as in torch's GPipe and 1F1B, in order of start.
 
     Between two messages it computes one pass or two; where autograd evaluates functions, a backward pass. Only of steps
-    whose messages up to the optimizer's step pass them on, see `_are_passed_on`, if half of the steps are such.
+    whose messages, up to the optimizer's step, pass results on (see `_are_passed_on`); none if those of most do not.
     """
     table = recorded_collectives(trace)
     table = table[table["kind"] == "send_recv"].sort_values("host_ns", kind="stable")
@@ -68,7 +68,7 @@ def _actions_by_messages(trace: Trace) -> list[Label]:
         return []
     functions, updates, computed = autograd_functions(trace), optimizer_steps(trace), executions(trace).host_compute()
     labels: list[Label] = []
-    others = 0
+    refused = 0
     for step in step_windows(trace):
         begin, over = step.host_start_ns, step.host_end_ns
         over = min([over, *(each.start_ns for each in launched_in(updates, step))])
@@ -80,17 +80,18 @@ def _actions_by_messages(trace: Trace) -> list[Label]:
         inside = (begin <= computed[:, 0]) & (computed[:, 1] <= over)
         forwards = _forward_passes(computed[inside], called[first:last], backwards)
         if not _are_passed_on(ways[first:last], called[first:last], forwards, backwards):
-            others += 1
+            refused += 1
             continue
         for number, (forward, backward) in enumerate(zip(forwards, backwards, strict=True)):
             fields = {"microbatch": str(number), "neighbours": str(len(set(ways[first:last])) // 2)}
             labels.append(Label.make(forward, f"stage_{FORWARD}", fields))
             labels.append(Label.make(backward, f"stage_{BACKWARD}", fields))
-    are_enough = len(step_windows(trace)) >= 2 * others
+    are_enough = len(step_windows(trace)) >= 2 * refused
     return sorted(labels, key=lambda label: label.start_ns) if are_enough else []
 
 
 def _ways(messages: pd.DataFrame) -> Iterator[_Way]:
+    """Yield each message's way; gloo's groups of messages are called `GROUP:SENDER-RECEIVER`."""
     for group, source, destination in zip(messages["group"], messages["source"], messages["destination"], strict=True):
         if source < 0 and destination < 0:
             sender, _, receiver = str(group).rpartition(":")[2].partition("-")
@@ -100,14 +101,14 @@ def _ways(messages: pd.DataFrame) -> Iterator[_Way]:
 
 
 def _backward_passes(functions: pd.DataFrame, called: Integers) -> list[Span]:
-    """A step's backward passes: autograd's functions, as long as no message is called."""
+    """A step's backward passes: autograd's functions between two messages."""
     by = functions.groupby(np.searchsorted(called, functions["start_ns"]))
     passes = by.agg({"start_ns": "min", "end_ns": "max", "thread": "first"})
     return [Span(start_ns=start, end_ns=end, thread=thread) for start, end, thread in passes.to_numpy().tolist()]
 
 
 def _forward_passes(computed: Intervals, called: Integers, backwards: Sequence[Span]) -> list[Span]:
-    """The forward passes: as many of what else is computed between messages, the longest.
+    """The forward passes: what else is computed between two messages, of that as many as backward passes, the longest.
 
     Each without the little that is computed before and after it, perhaps a wait apart.
     """
@@ -145,7 +146,7 @@ def _are_passed_on(ways: Sequence[_Way], called: Integers, forwards: Sequence[Sp
     starts = sorted(span.start_ns for span in (*forwards, *backwards))
 
     def follows(sent_ns: int, span: Span) -> bool:
-        """Whether it is called after the pass, and before the next one."""
+        """Whether a message is sent after the pass, and before the next one begins."""
         after = starts[bisect_left(starts, span.end_ns) :][:1]
         return span.end_ns <= sent_ns <= min(after, default=sent_ns)
 

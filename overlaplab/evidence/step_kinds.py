@@ -1,4 +1,4 @@
-"""Kinds of steps: those that send and do the same, such as steps that accumulate, and those that send what was."""
+"""Kinds of steps: those that send and do the same, such as steps that accumulate, and those that send the sums."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def _alternate(spans_ns: NDArray[np.float64]) -> bool:
 
 
 def kind_period(steps: Sequence[int], recorded: Sequence[int]) -> int | None:
-    """Every how many steps a kind comes that these steps are of; None where that is not known of the recorded ones.
+    """Every how many steps the kind of these `steps` comes; None where the `recorded` ones do not tell.
 
     It is known from two periods on. Steps in a row have none.
     """

@@ -43,7 +43,7 @@ class StreamWaits:
 
 @once_per_trace
 def missing_wait_fields(trace: Trace) -> bool:
-    """Whether streams were told to wait, and of no time it was recorded for what."""
+    """Whether streams were told to wait, and for none of these waits it was recorded what for."""
     names = trace.events["name"].iloc[trace.syncs["event"].to_numpy()]
     recorded = trace.syncs["recorded_by"][(names == _STREAM_WAITS).to_numpy()]
     return len(recorded) > 0 and bool((recorded < 0).all())

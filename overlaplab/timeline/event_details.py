@@ -16,7 +16,7 @@ from overlaplab.evidence.recorded import recorded_of_events
 from overlaplab.evidence.waits import numbered_arrivals
 from overlaplab.vocabulary import OPERATOR_CATEGORIES
 
-_NOTE = "record_param_comms"
+_ARGUMENTS = "record_param_comms"
 """The event inside c10d's call that holds the arguments."""
 
 
@@ -46,7 +46,7 @@ class EventDetails(TypedDict):
     name: str
     category: str
     counts_as: str
-    """One of `overlaplab.events.Work`."""
+    """One of `overlaplab.events.WorkKind`."""
     step: int | None
     """The step whose window contains its start."""
     start_ns: int
@@ -125,7 +125,7 @@ def _operator_around(events: pd.DataFrame, call: int) -> str | None:
     if not len(rows):
         return None
     inwards = [str(events["name"].iat[row]) for row in rows[np.lexsort((-ends[rows], starts[rows]))]]
-    return next((name for name in reversed(inwards) if name != _NOTE), _NOTE)
+    return next((name for name in reversed(inwards) if name != _ARGUMENTS), _ARGUMENTS)
 
 
 def _collective(run: Run, place: int, row: int) -> CollectiveDetails | None:

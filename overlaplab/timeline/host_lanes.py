@@ -113,8 +113,8 @@ def _order_threads(trace: Trace, thread: NDArray[np.int64]) -> tuple[NDArray[np.
     names, of_event = trace.events["name"], thread_numbers(trace.events)
     stepping = threads_with(of_event, names, _is_step)
     backward = threads_with(of_event, names, is_backward) - stepping
-    rank = np.array([0 if number in stepping else 1 if number in backward else 2 for number in threads.tolist()])
-    threads = threads[np.lexsort((-events, rank))]
+    priority = np.array([0 if number in stepping else 1 if number in backward else 2 for number in threads.tolist()])
+    threads = threads[np.lexsort((-events, priority))]
     labels: list[str] = []
     for number in threads.tolist():
         word = "main" if number in stepping else "autograd" if number in backward else "thread"
@@ -129,6 +129,6 @@ def device_marks(events: pd.DataFrame, place: int, host: HostLanes) -> tuple[NDA
     rows = events["event"].to_numpy()[of_trace]
     of_trace, rows = of_trace[rows >= 0], rows[rows >= 0]
     place_of_row = np.full(max(int(rows.max(initial=-1)), int(host.launched.max(initial=-1))) + 1, -1, dtype=np.int64)
-    place_of_row[rows] = of_trace  # lanes of streams come last
+    place_of_row[rows] = of_trace  # an event may be in other lanes, too; those of streams come last, and count
     marks = take_values(place_of_row, host.launched, -1)
     return host.calls[marks >= 0], marks[marks >= 0]

@@ -37,7 +37,7 @@ class MarkKind(StrEnum):
     REDUCE_SCATTER = "reduce-scatter"
     ALL_REDUCE = "all-reduce"
     EXPOSED = "exposed, outside steps"
-    """Communication while nothing computes, where nobody asks for the cause. The next ones are such by `Cause`."""
+    """Communication while nothing computes, outside all steps: it has no cause. The next ones are such by `Cause`."""
     UNKNOWN = Cause.UNKNOWN.value
     GAP = Cause.GAP.value
     BUBBLE = Cause.BUBBLE.value

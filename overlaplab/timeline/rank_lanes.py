@@ -27,6 +27,7 @@ _EXPOSED = "communication while nothing computes"
 _AUTOGRAD = "autograd::engine::evaluate_function"
 """What torch's engine calls around each operator's backward."""
 _OF_HOOKS = ("gradient_ready", "bucket_ready", "backward")
+"""Words of labels in or around a backward pass."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,15 +188,15 @@ def _lane_names(trace: Trace, lanes: Sequence[_CountedLane], *, gpu: bool) -> li
     `stream 7 (compute)`, `stream 20 (NCCL, tp)`; on the CPU `main`, `autograd`, `link`, `gloo`, numbered if several.
     """
     if gpu:
-        return _streams(trace, lanes)
-    names = _threads(trace, lanes)
+        return _stream_names(trace, lanes)
+    names = _thread_names(trace, lanes)
     return [
         f"{name} {names[: place + 1].count(name)}" if names.count(name) > 1 else name
         for place, name in enumerate(names)
     ]
 
 
-def _streams(trace: Trace, lanes: Sequence[_CountedLane]) -> list[str]:
+def _stream_names(trace: Trace, lanes: Sequence[_CountedLane]) -> list[str]:
     device, stream = (trace.events[name].to_numpy(dtype=np.int64) for name in ("device", "stream"))
     several = len({int(device[lane.rows[0]]) for lane in lanes}) > 1
     communicates = counting_as(trace, WorkKind.COMMUNICATION)
@@ -212,7 +213,7 @@ def _streams(trace: Trace, lanes: Sequence[_CountedLane]) -> list[str]:
     return names
 
 
-def _threads(trace: Trace, lanes: Sequence[_CountedLane]) -> list[str]:
+def _thread_names(trace: Trace, lanes: Sequence[_CountedLane]) -> list[str]:
     thread = thread_numbers(trace.events)
     names = trace.events["name"]
     stepping = threads_with(thread, names, lambda name: name.startswith("ProfilerStep"))
@@ -259,4 +260,5 @@ def threads_with(thread: NDArray[np.int64], names: pd.Series, wanted: Callable[[
 
 
 def is_backward(name: str) -> bool:
+    """Whether it names a part of a backward pass: autograd's, or its hooks'."""
     return name.startswith(_AUTOGRAD) or (label_fields(name) or ("",))[0] in _OF_HOOKS

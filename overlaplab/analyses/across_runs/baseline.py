@@ -182,7 +182,7 @@ def _steps_words(steps: Sequence[int] | None) -> str:
 def _require_same(
     first: dict[str, Any] | None, other: dict[str, Any] | None, run: Run, *, others: str = "the other recordings"
 ) -> None:
-    """Runs without run.json are trusted to be what they are said to be."""
+    """Raise where the run's `work_settings` differ from those of `others`; runs without run.json are trusted."""
     if first is not None and other is not None and (differ := settings_differ(first, other)):
         remedy = "Only recordings of one model, input, machine and link can be compared."
         raise OverlaplabError(f"differs from {others} in {', '.join(differ)}", path=run.path, remedy=remedy)

@@ -86,14 +86,14 @@ def compare(runs: Sequence[Run], selection: Selection = EVERYTHING) -> pd.DataFr
 def _summarise_run(run: Run, selection: Selection) -> tuple[pd.DataFrame, dict[str, Any]]:
     """A run's `summary`, and its row without the columns that depend on other runs."""
     table = drop_damaged(summary(run, selection))
-    again = to_ms(recomputation(run, selection).groupby(["rank", "step"], dropna=False)["recompute_ns"].sum())
+    recomputed_ms = to_ms(recomputation(run, selection).groupby(["rank", "step"], dropna=False)["recompute_ns"].sum())
     row = _row(run, table)
-    return table, row | _sizes(run, volume(run, selection), row["steps"]) | {"recompute_ms": again.median()}
+    return table, row | _sizes(run, volume(run, selection), row["steps"]) | {"recompute_ms": recomputed_ms.median()}
 
 
 @once_per_run
 def _summarise_whole_run(run: Run) -> tuple[pd.DataFrame, dict[str, Any]]:
-    """The same for all ranks and steps, cached per run."""
+    """`_summarise_run` of all ranks and steps, cached per run."""
     return _summarise_run(run, EVERYTHING)
 
 

@@ -80,7 +80,7 @@ class Judged:
     number: float
     """The change in percent, or the figure in the condition's unit."""
     before: float | None
-    """The mean over the earlier recordings that a change is from, as the figure's own unit has it."""
+    """The figure's mean over the earlier recordings, in its own unit, where the number is a change."""
     now: float | None
     """The figure itself, in the same unit, where the number is a change."""
     holds: bool
@@ -99,8 +99,8 @@ class Judged:
 def judged(conditions: Sequence[Condition], before: Sequence[Scalars], figures: Scalars) -> list[Judged]:
     """Each condition on a run's `scalars`, with those of earlier recordings that changes are from.
 
-    Raises `OverlaplabError` where a figure is unknown, and where a condition on a cause holds only if none of the
-    exposed time of unknown cause is its own.
+    Raises `OverlaplabError` where a figure is unknown, and where the check of a cause passes only if none of the
+    exposed time of unknown cause is due to it.
     """
     return [_judge(condition, before, figures) for condition in conditions]
 
@@ -123,7 +123,7 @@ def unknown_ms(figures: Scalars) -> str:
 
 
 def with_unknown(figures: Scalars, column: str) -> Scalars:
-    """The figures as they are if all exposed time of unknown cause is due to this one, which is a cause's."""
+    """The figures as they are if all exposed time of unknown cause is due to the cause that this figure is of."""
     unknown = f"{_UNKNOWN_CAUSE}_share" if column in SHARES else _UNKNOWN_CAUSE
     value = figures.get(column)
     return figures if column == unknown or value is None else {**figures, column: value + (figures.get(unknown) or 0)}

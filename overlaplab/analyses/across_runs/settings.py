@@ -28,7 +28,7 @@ _WORK = (
 
 
 def work_differs(first: Manifest, other: Manifest) -> list[str]:
-    """In which keys of run.json two runs did different work, or on different machines or links; a model's by its own.
+    """The keys of run.json, the model's one by one, in which two runs did other work, or on other machines or links.
 
     A precision is an option, as runs are compared across precisions.
     """
@@ -119,7 +119,7 @@ def _fixed_settings(manifest: Manifest) -> tuple[str, ...]:
 
 
 def _with_defaults(manifest: Manifest) -> dict[str, Any]:
-    # Older run.json files lack these.
+    """run.json in one form for all its versions, with what older ones lack."""
     swept = {} if manifest.swept is None else manifest.swept.settings
     computed = {
         "phantom_ranks": manifest.phantom_ranks,

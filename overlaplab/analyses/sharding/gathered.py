@@ -86,8 +86,8 @@ def held_limit(table: pd.DataFrame, prefetch: int) -> HeldLimit | None:
     passing = (sorted(_lasting_units(table, staying)), others.head(prefetch + 1))
     at_the_turn = (sorted(staying), others.head(prefetch))
     held = [(len(names), [*sizes[names].astype("int64"), *ahead]) for names, ahead in (passing, at_the_turn)]
-    number, most = max(held, key=lambda choice: sum(choice[1]))
-    return HeldLimit(prefetch=prefetch, units=len(most), staying=number, bytes=int(sum(most)))
+    number_staying, held_sizes = max(held, key=lambda choice: sum(choice[1]))
+    return HeldLimit(prefetch=prefetch, units=len(held_sizes), staying=number_staying, bytes=int(sum(held_sizes)))
 
 
 def kept_units(table: pd.DataFrame) -> set[str]:

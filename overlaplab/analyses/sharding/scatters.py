@@ -41,8 +41,8 @@ def scatter_steps(table: pd.DataFrame, exposed: pd.DataFrame) -> pd.DataFrame:
     """
     window = ["rank", "step"]
     ran = table.dropna(subset=["start_ns", "end_ns"]).groupby(window, dropna=False).size().reset_index(name="scatters")
-    bare = exposed[exposed["kind"] == "reduce_scatter"]
-    exposed_sums = bare.groupby(window, dropna=False)["exposed_ns"].sum().reset_index()
+    reduce_scatters = exposed[exposed["kind"] == "reduce_scatter"]
+    exposed_sums = reduce_scatters.groupby(window, dropna=False)["exposed_ns"].sum().reset_index()
     steps = ran.merge(exposed_sums, on=window, how="left").fillna({"exposed_ns": 0})
     return steps.astype(dict.fromkeys((*window, "scatters", "exposed_ns"), "Int64"))
 

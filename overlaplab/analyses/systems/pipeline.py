@@ -110,36 +110,38 @@ def pipeline_steps(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
     all its ranks' time: `bubble` (without an action), beside it `theory` ((p − 1) ÷ (v·m + p − 1), see
     `costs.pipeline`), and of the bubble what is not the schedule's own: `imbalance` is that of unequal stages,
     `overhead` the host's own between actions, and `sending` what remains: waiting for messages on their way, and for
-    those who wait for them; null where that is unknown;
-    `overhead_ns` per action; `hop_ns` (how long a message was on its way, the median); `slowest_stage`, and by what
-    share of the median stage it is `slower`; `held` (the most microbatches whose activations a stage holds).
+    those who wait for them; null where that is unknown; `overhead_ns` per action; `hop_ns` (how long a message was on
+    its way, the median of the whole run); `slowest_stage`, and by what share of the median stage it is `slower`; `held`
+    (the most microbatches whose activations a stage holds).
     """
     ranks, actions = pipeline_ranks(run), pipeline(run, selection)
     rows = []
     for (number, step), of_step in actions.groupby(["pipeline", "step"], dropna=False, sort=True):
-        of = rows_of(ranks[ranks["pipeline"] == number], {"step": step})
-        whole = int(of["span_ns"].sum())
+        rank_rows = rows_of(ranks[ranks["pipeline"] == number], {"step": step})
+        whole = int(rank_rows["span_ns"].sum())
         took = of_step.groupby("stage")["took_ns"].sum()
         slower = float(took.max() / took.median()) - 1 if len(took) else 0.0
-        all_known = of[["wait_ns", "schedule_ns"]].notna().to_numpy().all()
-        share = int(of["idle_ns"].sum()) / whole if whole else 0.0
+        all_known = rank_rows[["wait_ns", "schedule_ns"]].notna().to_numpy().all()
+        share = int(rank_rows["idle_ns"].sum()) / whole if whole else 0.0
         microbatches = int(of_step["microbatch"].nunique())
         names = ("schedule_ns", "imbalance_ns", "overhead_ns")
-        schedule, uneven, overhead = (int(of[name].sum()) / whole if all_known and whole else None for name in names)
+        schedule, uneven, overhead = (
+            int(rank_rows[name].sum()) / whole if all_known and whole else None for name in names
+        )
         rows.append(
             {
                 "pipeline": number,
                 "step": step,
-                "ranks": len(of),
+                "ranks": len(rank_rows),
                 "stages": len(took),
                 "microbatches": microbatches,
-                "span_ns": of["span_ns"].max(),
+                "span_ns": rank_rows["span_ns"].max(),
                 "bubble": share,
-                "theory": bubble(len(of), microbatches, len(took)) if len(of) else None,
+                "theory": bubble(len(rank_rows), microbatches, len(took)) if len(rank_rows) else None,
                 "imbalance": uneven,
                 "sending": None if schedule is None else max(share - schedule - (uneven or 0) - (overhead or 0), 0.0),
                 "overhead": overhead,
-                "overhead_ns": int(of["overhead_ns"].sum() / of["actions"].sum()) if all_known else pd.NA,
+                "overhead_ns": int(rank_rows["overhead_ns"].sum() / rank_rows["actions"].sum()) if all_known else pd.NA,
                 "hop_ns": _hop_ns(run),
                 "slowest_stage": took.idxmax() if len(took) else pd.NA,
                 "slower": slower,

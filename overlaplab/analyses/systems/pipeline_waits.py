@@ -93,6 +93,7 @@ def _trace_rows(run: Run, trace: Trace, steps: Sequence[Window]) -> Iterator[dic
 
 
 _RAN, _WAITED = ("start_ns", "end_ns"), ("start_ns", "moves_ns")
+"""The columns between which a message's kernel ran, and those between which it waited for the last other end."""
 
 
 def _messages(run: Run, number: int) -> pd.DataFrame:

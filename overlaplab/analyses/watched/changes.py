@@ -1,9 +1,10 @@
 """From which step on a training has gone otherwise: its steps take longer or shorter, or a rank is late.
 
 [Note: Pettitt's test]
-A sequence is cut where the ranks of its values before and after differ most, as long as chance would do that once in a
-million times (p = 2·exp(−6K²/(n³ + n²))), and so are its parts. The test asks for no distribution, and single long
-steps do not move it. Cuts between parts whose medians differ by less than matters are dropped again.
+A sequence is cut where the ranks of its values before and after differ most, as long as chance would hardly do that
+(p = 2·exp(−6K²/(n³ + n²)) is at most `MAX_CHANCE` or `MAX_LATE_CHANCE`), and so are its parts. The test asks for no
+distribution, and single long steps do not move it. Cuts between parts whose medians differ by less than matters are
+dropped again.
 A. N. Pettitt, A non-parametric approach to the change-point problem, Applied Statistics 28 (1979).
 """
 
@@ -121,7 +122,7 @@ def change_points(
 
 
 def _cut(values: npt.NDArray[Any], places: npt.NDArray[np.intp], shortest: int, max_chance: float) -> int | None:
-    """The place that divides values best, if chance would hardly divide them so well; they are in order of value."""
+    """The place that divides a sequence best, if chance hardly would: from its values in order, and their places."""
     count = len(values)
     if count < 2 * shortest:
         return None
@@ -129,7 +130,7 @@ def _cut(values: npt.NDArray[Any], places: npt.NDArray[np.intp], shortest: int, 
     counts = np.diff(firsts, append=count)
     ranks = np.empty(count)
     ranks[places] = np.repeat(firsts + (counts + 1) / 2, counts)  # of equal values the mean of their ranks
-    sums = 2 * np.cumsum(ranks)[:-1] - np.arange(1, count) * (count + 1)
+    sums = 2 * np.cumsum(ranks)[:-1] - np.arange(1, count) * (count + 1)  # Pettitt's U for each place
     inner = np.abs(sums[shortest - 1 : count - shortest])
     place = int(np.argmax(inner))
     strength = float(inner[place])

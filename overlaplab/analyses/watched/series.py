@@ -14,7 +14,7 @@ from overlaplab.analyses.watched.steps import equal_stretches
 from overlaplab.load.watched import CellKind, Watched
 
 _MAX_SERIES_PIECES = 500
-"""A chart's width in pixels, halved: more than two lines a pixel show nothing more."""
+"""Half of a chart's width in pixels: more pieces show nothing more."""
 _MAX_STRIP_PIECES = 160
 """So many cells are still wide enough to be seen one by one."""
 _ROUND = (1, 2, 5)
@@ -26,7 +26,7 @@ _STRIP = ["rank", "first_step", "last_step", "telling_steps", "late_steps", "lat
 
 
 def watched_series(times: pd.Series[Any], kinds: pd.DataFrame, bursts: pd.DataFrame) -> pd.DataFrame:
-    """Step time and exposed communication over the whole training, in at most so many pieces of equally many steps.
+    """Step time and exposed communication over the whole training, in at most 500 pieces of equally many steps.
 
     Takes the tables of `watched_step_times`, `watched_kinds` and `watched_bursts`. A row per kind of step and piece in
     which there is one, in order. Columns: `period` (the kind's, null for ordinary steps), `first_step` and `last_step`
@@ -63,7 +63,7 @@ def watched_series(times: pd.Series[Any], kinds: pd.DataFrame, bursts: pd.DataFr
 
 
 def watched_strip(watched: Watched, late: pd.DataFrame, ranks: Sequence[int]) -> pd.DataFrame:
-    """How often each of these ranks was late, in at most so many pieces of equally many steps, each with a burst.
+    """How often each of these ranks was late, in at most 160 pieces of equally many steps, each with a burst.
 
     Takes the table of `watched_late`. A row per rank and piece in which an all-reduce of the rank tells, in order.
     Columns: `rank`, `first_step` and `last_step` (of the piece), `telling_steps` (how many tell), `late_steps` (in how
@@ -134,7 +134,7 @@ def _extent(values: npt.NDArray[Any]) -> tuple[float, float, float]:
 
 
 def _members(watched: Watched, late: pd.DataFrame) -> list[tuple[int, ...]]:
-    """The ranks of each row's group: the one of its name that the last rank is in."""
+    """The ranks of each row's group: of the groups of its name, the one with its `late_rank`."""
     every = [group for rank in watched.ranks for group in rank.header.groups]
     groups = {(group.name, member): group.ranks for group in every for member in group.ranks}
     pairs = zip(late["group"], late["late_rank"], strict=True)

@@ -29,13 +29,13 @@ MIN_STEPS_LONG = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Look:
-    """A rank's last look."""
+    """Where a rank is, by its steps and its last look."""
 
     rank: int
     last_step: int
-    """The last one that has ended; -1 before."""
+    """The last step that has ended; -1 before the first has."""
     looked_step: int
-    """The last one that had ended then."""
+    """The last step that had ended at that look."""
     is_stalled: bool
     """Whether no step has ended since, and none had for long."""
     is_stuck: bool
