@@ -299,7 +299,7 @@ class Strategy(ABC):
     def _ask_usage(self, unused: Collection[int]) -> Callable[[], set[int]]:
         """Tell the ranks which parameters this one has no gradient for; returns what waits for those that no rank has.
 
-        Only a rank that asks for some waits for its device to answer, as in torch's DDP (finalize_bucket_dense,
+        Only a rank with some `unused` waits for its device to answer, as in torch's DDP (finalize_bucket_dense,
         torch/csrc/distributed/c10d/reducer.cpp).
         """
         used = torch.ones(len(self.parameters), dtype=torch.int32, device=self.comm.device)

@@ -132,9 +132,9 @@ class TensorParallel(layers.CutsLayers, InBuckets):
         super().__init__(model, comm, options)
         self._label = cache(self._make_label)
         self._summed: list[nn.Parameter] = []
-        """With sequence parallelism, parameters of which each rank's gradient is a part's."""
+        """With sequence parallelism, parameters whose gradient on a rank is that of its part of the sequence alone."""
         self._holds_sums = False
-        """Whether no pass has come after the one whose end summed these gradients."""
+        """Whether these gradients are sums over the group, to which no pass has added yet."""
         assert isinstance(model, Transformer)
         for number, layer in enumerate(model.layers):
             self._hook_layer(f"layers.{number}", layer)
@@ -175,7 +175,7 @@ class TensorParallel(layers.CutsLayers, InBuckets):
     def _make_label(self, module: str, phase: str, microbatch: int) -> Span:
         return labels.span(Word.ACTIVATION_LAUNCH, module=module, phase=phase, microbatch=microbatch)
 
-    # Gradients: as `bucketed`, but where no other rank has this part
+    # Gradients: as `bucketed`, unless no other rank has this part
 
     @property
     def buckets(self) -> list[tuple[int, list[str]]]:
