@@ -231,7 +231,7 @@ def _machine(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
 
 
 def calibration(outcomes: Sequence[Outcome], owners: int | None) -> dict[str, Any] | None:
-    """run.json's `calibration`, measured before the first step; `owners` share a unit's update, or each does all of it.
+    """run.json's `calibration`, measured before the first step; `owners` ranks share a unit's update, or each does it.
 
     A unit's time is the median over the ranks, a collective's that of the rank that waited least for the others; what
     it used of cores is the mean.

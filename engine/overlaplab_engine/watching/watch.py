@@ -62,7 +62,7 @@ class Watch:
         burst: int = 3,
         after_burst: Callable[[Sequence[int], Sequence[int]], None] | None = None,
     ) -> None:
-        """See `watch`. `after_burst` is called with its steps' times, and with the exposed ones that are known, in ns.
+        """See `watch`. After a burst `after_burst` gets its steps' times, and the exposed times that are known, in ns.
 
         Steps in which a profiler ran are left out.
         """
@@ -148,7 +148,7 @@ class Watch:
             self._measure(self._measured and self._log is not None)
 
     def _measure(self, measuring: bool) -> None:
-        """Whether passes and waits are measured from now on."""
+        """Measure passes and waits from now on, or do not."""
         if self._passes is not None:
             self._passes.timing = measuring
         if self._waits is not None:
