@@ -44,9 +44,9 @@ class Recorded:
     carried: list[list[Carried]]
     """The link's collectives on this rank, by the recorded step that launched them."""
     link_steps: list[LinkStep]
-    """Those of all ranks; empty without an emulated link."""
+    """All ranks' recorded steps; empty without an emulated link."""
     machine: list[MachineStep]
-    """Those of this rank, not marked yet."""
+    """This rank's steps, before `mark_busy`."""
 
     @property
     def quality(self) -> tuple[int, int]:

@@ -93,7 +93,7 @@ class Strategy(ABC):
         """Number of the microbatch, for labels."""
         self._sync = True
         self._wait_label = labels.span(Word.WAIT)
-        self._assembling = False  # `state_dict`
+        self._assembling = False  # whether `state_dict` reads the model
         for module in model.modules():
             module.register_state_dict_pre_hook(self._before_state_dict)  # type: ignore[no-untyped-call]
             module.register_load_state_dict_pre_hook(self._before_state_dict)  # type: ignore[no-untyped-call]

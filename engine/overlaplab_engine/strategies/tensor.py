@@ -98,12 +98,14 @@ class _Operators:
             work.wait()
 
     def _full_size(self, x: torch.Tensor, of_part: bool = False) -> torch.Tensor:
+        """`x` itself, or in place of a stub zeros of the size of the whole sequence, or of this rank's part."""
         if self._shape is None:
             return x
         batch, seq, width = self._shape
         return x.new_zeros(batch, seq // self._comm.world_size if of_part else seq, width)
 
     def _result(self, x: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
+        """What the next layer gets: where layers sleep, the stub again."""
         return result if self._shape is None else x.view_as(x)
 
 

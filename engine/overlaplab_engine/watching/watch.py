@@ -87,12 +87,12 @@ class Watch:
         self._sums: dict[tuple[CellKind, int, int], int] = defaultdict(int)  # by kind, step and group
         self._data_ns: int | None = None
         self._saw_pass = False  # whether a forward pass of this step was seen
-        self._profiled = False
+        self._profiled = False  # whether a profiler ran when this step began
         self._step_start_ns = 0
         self._is_paused = False
         self._paused_at_ns = 0
-        self._timers_stop_at: int | None = None
-        self._measured = False
+        self._timers_stop_at: int | None = None  # before this step, once a burst is over
+        self._measured = False  # whether this step is one of a burst
         self._clock: WatchHostClock | EventClock = WatchHostClock()
         self._pid = os.getpid()
 
