@@ -156,7 +156,7 @@ def load_sharded(path: Path, strategy: Strategy, optimizer: AdamW) -> int:
 
     If it is missing, damaged or another model's, EngineError is raised on all ranks, and nothing is changed.
     """
-    _require_ours(strategy)
+    _require_savable(strategy)
 
     def check() -> tuple[_Progress, dict[str, _Spec]]:
         progress, offered = _read(path)
@@ -252,14 +252,14 @@ def _read(path: Path) -> tuple[_Progress, dict[str, _Spec]]:
 # The state and this rank's part of it
 
 
-def _require_ours(strategy: Strategy) -> None:
+def _require_savable(strategy: Strategy) -> None:
     if "save" in strategy.refuses:
         raise EngineError(f"checkpoints do not support {strategy.name}, which has its own state dicts; use zero3")
 
 
 def _describe(strategy: Strategy, optimizer: AdamW, step: int) -> tuple[_Progress, dict[str, _Spec]]:
     """The run's progress, and all tensors of its state by key; the same on all ranks."""
-    _require_ours(strategy)
+    _require_savable(strategy)
     strategy.settle()
     mine = {
         part.name: optimizer.updates_of(part.optimized)

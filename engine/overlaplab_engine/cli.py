@@ -21,7 +21,8 @@ from overlaplab_engine.network.link import HOST_LINK, Link, LinkWait
 from overlaplab_engine.schedules import Schedule, cut, parse_stages, ranks_for, require_microbatches
 from overlaplab_engine.strategy_names import StrategyName
 
-_ASKED = "_OVERLAPLAB_COMPLETE"
+_COMPLETION = "_OVERLAPLAB_COMPLETE"
+"""The environment variable in which a shell asks for completions."""
 _PANELS = {
     "Model and precision": "heads seq vocab tied dtype main_grad param_dtype reduce_dtype clip_norm lr seed",
     "Ranks": "dp pp tp hsdp communicators",
@@ -38,14 +39,14 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
 def main(argv: list[str]) -> int:
-    """Run; the exit code: 0 done, 2 bad input or a fault, with one line on stderr."""
-    if _ASKED in os.environ:  # a shell asks `overlaplab`, which hands the question on as it got it
+    """Run the command; returns the exit code: 0 done, 2 bad input or a fault, with one line on stderr."""
+    if _COMPLETION in os.environ:  # a shell asks `overlaplab`, which hands the question on as it got it
         sys.modules.setdefault("rich", None)  # type: ignore[arg-type]  # it is slow, and only strips markup here
         from typer.completion import completion_init  # type: ignore[attr-defined]
 
         completion_init()
     try:
-        app(argv, standalone_mode=False, prog_name="overlaplab record", complete_var=_ASKED, obj=argv)
+        app(argv, standalone_mode=False, prog_name="overlaplab record", complete_var=_COMPLETION, obj=argv)
     except EngineError as error:
         return _complain(str(error))
     except (KeyboardInterrupt, typer.Abort):
@@ -98,7 +99,7 @@ def _parameter(field: Field[Any]) -> inspect.Parameter:
 
 
 def _with_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command an option for each field of `Config`, which it gets as keywords; others come after `out`."""
+    """Give a command an option for each field of `Config`, which it gets as keywords; its own come after `out`."""
     command_parameters = [
         p for p in inspect.signature(command).parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD
     ]
@@ -274,7 +275,7 @@ def _ranks_needed(options: Mapping[str, Any]) -> int:
 def _ranks(nproc: int | None, device: Device, needed: int) -> int:
     if nproc is not None and nproc < 1:
         raise EngineError("--nproc must be 1 or more")
-    count = 0 if device is Device.CPU else gpus(device)  # asked with --nproc too: it may say that there are none
+    count = 0 if device is Device.CPU else gpus(device)  # with --nproc, too: it raises where there are none
     if nproc is None and needed > 1:
         return needed
     return nproc or (count if device is Device.CUDA or count >= 2 else 2)

@@ -35,7 +35,9 @@ class AdamW:
         masters_of_unit: dict[str, list[torch.Tensor]] = {}
         for (_, unit), master in zip(named, self._masters, strict=True):
             masters_of_unit.setdefault(unit, []).append(master)
-        self._parts = {unit: torch.optim.AdamW(masters, lr=lr, fused=True) for unit, masters in masters_of_unit.items()}
+        self._torch_optimizers = {
+            unit: torch.optim.AdamW(masters, lr=lr, fused=True) for unit, masters in masters_of_unit.items()
+        }
         self.took_ns: dict[str, int] = {}
         """How long the update of each unit took at least, in ns."""
         self._unit_of = {id(master): unit for unit, masters in masters_of_unit.items() for master in masters}
@@ -49,7 +51,7 @@ class AdamW:
     def states(self) -> list[torch.Tensor]:
         """All fp32 masters and moments that exist so far."""
         masters = [m for p, m in zip(self._parameters, self._masters, strict=True) if m is not p]
-        states = [state for part in self._parts.values() for state in part.state.values()]
+        states = [state for each in self._torch_optimizers.values() for state in each.state.values()]
         return masters + [t for state in states for t in state.values() if t.dim()]
 
     def state_of(self, parameter: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -69,7 +71,7 @@ class AdamW:
         master = self._master_of[id(parameter)]
         if master is not parameter:
             master.copy_(state["masters"].view(master.shape))
-        states = self._parts[self._unit_of[id(master)]].state
+        states = self._torch_optimizers[self._unit_of[id(master)]].state
         states.pop(master, None)
         if updates:
             moments = {name: torch.empty_like(master).copy_(state[name].view(master.shape)) for name in MOMENTS}
@@ -85,7 +87,7 @@ class AdamW:
             if grad is not master.grad:  # in lower precision, or in `main_grad`
                 master.grad = None if grad is None else grad.to(master.dtype)
                 borrowed.append((parameter, master))
-        for unit in self._parts:
+        for unit in self._torch_optimizers:
             since_ns = time.perf_counter_ns()
             with labels.span(Word.UPDATE, unit=unit) if unit else nullcontext():  # a server's threads update, too
                 self._update(unit)
@@ -97,10 +99,10 @@ class AdamW:
                 parameter.copy_(master)
 
     def _update(self, unit: str) -> None:
-        self._parts[unit].step()
+        self._torch_optimizers[unit].step()
 
     def _state(self, master: torch.Tensor) -> dict[str, torch.Tensor]:
-        state: dict[str, torch.Tensor] = self._parts[self._unit_of[id(master)]].state.get(master, {})
+        state: dict[str, torch.Tensor] = self._torch_optimizers[self._unit_of[id(master)]].state.get(master, {})
         return state
 
 
@@ -115,7 +117,7 @@ class SleepingAdamW(AdamW):
         self._sleep = sleep
 
     def _update(self, unit: str) -> None:
-        if self._parts[unit].state:
+        if self._torch_optimizers[unit].state:
             self._sleep(unit)
         else:
             super()._update(unit)

@@ -249,11 +249,11 @@ def build(config: Config, comm: Communicator, model: Transformer | None = None) 
     borders.register()
     named = strategy.named_optimized()
     # On a GPU an update per unit would cost launches.
-    owners = [unit_of[name] for name, _ in named] if comm.device.type == "cpu" else None
+    updated_units = [unit_of[name] for name, _ in named] if comm.device.type == "cpu" else None
     optimized = [tensor for _, tensor in named]
     if sleep is None:
-        return strategy, AdamW(optimized, config.lr, owners), borders
-    return strategy, SleepingAdamW(optimized, config.lr, owners or [], partial(sleep, strategy)), borders
+        return strategy, AdamW(optimized, config.lr, updated_units), borders
+    return strategy, SleepingAdamW(optimized, config.lr, updated_units or [], partial(sleep, strategy)), borders
 
 
 def _options(config: Config, unit_policy: UnitPolicy) -> Options:

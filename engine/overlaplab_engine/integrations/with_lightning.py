@@ -27,7 +27,7 @@ class LightningRecorder(Callback):  # type: ignore[misc]
         self._unwrap = ExitStack()
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """The strategy's model is the module in DDP, or the sharded module."""
+        """Lightning's strategy has the model as DDP wraps it, or the sharded one."""
         self._steps = trainer.global_step
         self._recorder.start(trainer.strategy.model)
         save = trainer.save_checkpoint

@@ -44,7 +44,7 @@ from overlaplab_engine.models.units import Unit
 GRADIENT = 1e-3
 """Every element of every gradient."""
 MOST_OWED_NS = 10_000_000
-"""What is further behind comes from a machine that was stopped, and is not made up for."""
+"""A longer delay comes from a machine that was stopped, and is not made up for."""
 
 _share = [1.0]  # of its time that a backward pass takes now
 
@@ -65,7 +65,7 @@ class SleepClock:
     def __init__(self, waited_ns: Callable[[], int] | None) -> None:
         """Make this thread's sleeps end on time. What the host takes between them is made up for.
 
-        `waited_ns` says how long it has waited for others so far, which is not; None: without a schedule.
+        `waited_ns` says how long the thread has waited for others, which is not made up for; None: without a schedule.
         """
         wake_on_time()
         self._alarm = Alarm(time.perf_counter_ns)

@@ -19,7 +19,7 @@ LATENCIES_US = (500, 1000, 2000, 5000, 10_000, 20_000)
 ROUNDS = 20
 """Each round has two collectives."""
 MAX_STALLED_SHARE = 0.1
-"""So many collectives may be stalled by what happens once: a recording repeats steps that are."""
+"""The slowest collectives, this share, are left out as stalled: a recording repeats steps that are."""
 MAX_RATIO = 1.025
 """The largest ratio of occupied to modelled time; that of a step, which does more, may be larger."""
 ELEMENTS = 256

@@ -135,7 +135,7 @@ class Carrier:
         return self.link.modelled_ns(kind, sum(t.nbytes for t in tensors), self._world_size)
 
     def fail(self, error: Exception) -> None:
-        """No later collective can be right: the ranks are out of step."""
+        """Let later collectives raise `error`: the ranks are out of step."""
         self._failure = error
 
     def check(self) -> None:
@@ -215,7 +215,7 @@ class Carrier:
         begins at the last arrival, or later if the link carries something of another group then.
         """
         self._stamp[0] = max(ready_ns, self._free_ns)
-        self._stamp[1] = int(self.wire.shared)  # if it is on one rank, all must agree
+        self._stamp[1] = int(self.wire.shared)  # if it is shared on one rank, all must agree
         works = [request.work()]
         if self._clock is not None:
             works.append(self._clock.allreduce([self._stamp], _maximum_options()))
@@ -227,6 +227,7 @@ class Carrier:
             begin_ns = self.book((id(self), request.seq), begin_ns, modelled_ns, BOTH_WAYS, self._maximum_over_ranks)
             self._alarm.sleep_until(begin_ns + modelled_ns)
         else:
+            # Where it begins later than now, the clocks are in error.
             self._alarm.sleep_until(min(begin_ns, self.now_ns()) + modelled_ns)
         return int(begin_ns), max(moved_at_ns - int(begin_ns), 0)
 

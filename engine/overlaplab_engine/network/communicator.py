@@ -70,7 +70,7 @@ class Work:
         self._check()
 
     def is_completed(self) -> bool:
-        """Whether it is known to be done; on CUDA always false."""
+        """Whether it is known to be done; always false for a collective on CUDA."""
         return bool(self._work.is_completed())
 
 
@@ -270,8 +270,8 @@ class Communicator:
     def _by_hand_thread(self) -> ThreadPoolExecutor:
         """One thread with the priority of gloo's own, which behind a link is the link's.
 
-        Whoever posts a message, or lets go of one, spins until they are done with it; meanwhile threads of lower
-        priority would get no core.
+        Whoever posts a message, or lets go of one, spins until gloo's threads are done with it; meanwhile threads of
+        lower priority would get no core.
         """
         with nullcontext() if self.link is None else urgent_threads():
             thread = ThreadPoolExecutor(1, "by-hand")
@@ -283,7 +283,7 @@ class Communicator:
         """Copy rank 0's values to every rank, in place.
 
         Tensors of one type travel together, as in torch's DDP (_broadcast_coalesced), but at most BROADCAST_BYTES of
-        them at a time, because that is memory that they take besides. A tensor on its own is not copied.
+        them at a time, because that is memory that they take besides. A contiguous tensor on its own is not copied.
         """
         for piece in _take_tensors(tensors, BROADCAST_BYTES):  # type: ignore[no-untyped-call]
             alone = len(piece) == 1 and piece[0].is_contiguous()
@@ -408,7 +408,7 @@ class Communicator:
         receiver: each such pair numbers its own, as the emulated link does.
         """
         name = f"{group.group_name}:{lane}" if lane else group.group_name
-        # Ranks may send unequally many messages.
+        # Ranks may send unequally many messages, which would move the numbers of collectives.
         seq = _next_number(group, lane or ("message" if kind is Kind.SEND_RECV else "collective"))
         self.counts[kind] += 1
         if self.link is not None:

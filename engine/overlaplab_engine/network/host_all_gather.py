@@ -27,8 +27,8 @@ class HostAllGather:
     ) -> Any:
         """Launch the copy, then the gather, and return its work.
 
-        Behind an emulated link the gather waits for the copy, and not who calls, as on a GPU's stream. gloo would start
-        at once, so that here is waited for the copy.
+        Behind an emulated link the gather waits for the copy, and not the caller, as on a GPU's stream. gloo would
+        start at once, so that here the caller waits.
         """
         shard = torch.empty_like(input_tensor)
         copy = self._link.copy(Way.UP, shard, input_tensor)

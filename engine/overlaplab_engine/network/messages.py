@@ -155,10 +155,10 @@ class _Lane:
             )
         )
 
-    def _later_of_both(self, tag: int, ns: int) -> int:
-        """The greater of the two ends' numbers; `tag` tells exchanges of different purposes apart."""
+    def _later_of_both(self, exchange: int, ns: int) -> int:
+        """The greater of the two ends' times; `exchange` is 2 · tag for arrivals, 2 · tag + 1 for bookings."""
         clock, upwards = self._owner.clock, (self._owner.rank < self._peer) == (self._way == OUT)
-        slot = 2 * tag + int(upwards)
+        slot = 2 * exchange + int(upwards)  # of messages up and down in rank
         mine, theirs = torch.tensor([ns]), torch.zeros(1, dtype=torch.int64)
         for work in (clock.send([mine], self._peer, slot), clock.recv([theirs], self._peer, slot)):
             work.wait()

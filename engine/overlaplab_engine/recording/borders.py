@@ -48,8 +48,8 @@ class UnitBorders:
         self._open: tuple[Unit, int] | None = None  # whose backward pass is under way, and since when
         self._missing: set[str] = set()  # its parameters whose gradients have not come
         self._ending = False  # whether autograd will call `_end` after the pass
-        self._entered: list[tuple[Unit, int]] = []  # whose forward passes are
-        self._inner_ns: list[int] = []  # how long others took within these
+        self._entered: list[tuple[Unit, int]] = []  # whose forward passes are under way, and since when
+        self._inner_ns: list[int] = []  # how long inner units took within each of these
         self._times: dict[tuple[str, str], int] | None = None
         self._label = cache(self._make_label)
         self.handles: list[RemovableHandle] = []
@@ -83,7 +83,7 @@ class UnitBorders:
     def _enter(self, unit: Unit, module: nn.Module, inputs: Any) -> None:
         if _is_no_pass():
             return
-        self._open, self._ending = None, False
+        self._open, self._ending = None, False  # an exception has ended the backward pass before
         if self._counted:
             processor.mark()
         self._mark(Word.FIRST_USE, unit, FORWARD)

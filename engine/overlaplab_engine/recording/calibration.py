@@ -17,8 +17,8 @@ from overlaplab_engine.recording.borders import UnitBorders
 from overlaplab_engine.recording.memory import count_saved
 from overlaplab_engine.strategies import Strategy
 
-SIZES = 5
-ROUNDS = 5
+SIZES = 5  # of collectives, from LEAST_BYTES to MOST_BYTES
+ROUNDS = 5  # of each size
 LEAST_BYTES = 4096
 MOST_BYTES = 16 << 20
 UNLIMITED = Link(bandwidth_gbps=1e6, latency_us=0)
@@ -26,7 +26,7 @@ UNLIMITED = Link(bandwidth_gbps=1e6, latency_us=0)
 PROBE = 256
 """Each side of the matrices that the probe multiplies."""
 PROBES = 10
-"""How often; about 5 ms on one core."""
+"""Products in a probe, which take about 5 ms on one core."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -74,7 +74,7 @@ class MachineStep:
 
 
 def machine_step(rank: int, step: int, since: Reading, until: Reading) -> MachineStep:
-    """Return the step between two readings, not marked yet."""
+    """Return the step between two readings, before `mark_busy`."""
     return MachineStep(
         rank=rank,
         step=step,

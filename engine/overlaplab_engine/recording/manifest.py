@@ -44,9 +44,9 @@ class Recorded:
     carried: list[list[Carried]]
     """The link's collectives on this rank, by the recorded step that launched them."""
     link_steps: list[LinkStep]
-    """Those of all ranks; empty without an emulated link."""
+    """All ranks' recorded steps; empty without an emulated link."""
     machine: list[MachineStep]
-    """Those of this rank, not marked yet."""
+    """This rank's steps, before `mark_busy`."""
 
     @property
     def quality(self) -> tuple[int, int]:
@@ -231,7 +231,7 @@ def _machine(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
 
 
 def calibration(outcomes: Sequence[Outcome], owners: int | None) -> dict[str, Any] | None:
-    """run.json's `calibration`, measured before the first step; `owners` share a unit's update, or each does all of it.
+    """run.json's `calibration`, measured before the first step; `owners` ranks share a unit's update, or each does it.
 
     A unit's time is the median over the ranks, a collective's that of the rank that waited least for the others; what
     it used of cores is the mean.

@@ -13,7 +13,7 @@ from torch.distributed.distributed_c10d import _get_default_store
 from overlaplab_engine.errors import EngineError
 
 MARGIN = 10
-"""How many steps later it is due: more than one rank may be ahead of another."""
+"""A recording is due so many steps after the request: more than one rank may be ahead of another."""
 
 _numbers = itertools.count()  # of the requests in this process: all ranks make as many
 
@@ -29,11 +29,11 @@ class RecordingRequest:
         self._got = self._listening = self._lost = False
         self._number = next(_numbers)
         self._rounds = 0  # of signals that were followed
-        self._at: int | None = None
+        self._at: int | None = None  # the step at which the recording is due
         self._former: Any = None
 
     def listen(self) -> None:
-        """From now on. EngineError outside the main thread, where Python sets no handlers."""
+        """Take signals from now on. EngineError outside the main thread, where Python sets no handlers."""
         if threading.current_thread() is not threading.main_thread():
             raise EngineError("Recorder's on_signal needs start() in the main thread")
         self._former = signal.signal(signal.SIGUSR2, self._note)
@@ -49,7 +49,7 @@ class RecordingRequest:
             self._listening = False
 
     def is_due(self, step: int) -> bool:
-        """Whether it is due at this step; to be asked at every one."""
+        """Whether the recording is due at this step; to be asked at every step."""
         if not dist.is_initialized() or dist.get_world_size() == 1:
             is_due, self._got = self._got, False
             return is_due

@@ -70,7 +70,7 @@ class Peak(TorchDispatchMode):
         self.most = self.now
 
     def leave_out(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Their storages are the host's, and do not count."""
+        """Do not count the storages of these tensors, which are the host's."""
         for tensor in tensors:
             seen = self._seen.get(tensor.untyped_storage()._cdata)
             if seen is not None and not seen.left_out:

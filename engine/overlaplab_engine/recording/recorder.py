@@ -114,7 +114,7 @@ class Recorder:
         self._recording: Recording | None = None
         self._started, self._closed, self._steps_done, self._pauses = False, False, 0, 0
         self.done = False
-        """Whether all steps are recorded; with `every` and `on_signal` there may always be more."""
+        """Whether all steps are recorded; never with `every`, `on_signal` or `record_when`: more may follow."""
 
     def __enter__(self) -> Self:
         return self.start()
@@ -201,7 +201,7 @@ class Recorder:
                 self._recording.resume()
 
     def close(self) -> None:
-        """Stop; `step` calls this after the last recorded step. The recorded steps are kept, also where some miss."""
+        """Stop recording and watching. The steps so far are kept; after the last one `step` has stopped recording."""
         if self._watch is not None:
             self._watch.close()
         if not self._started or self._closed:
@@ -295,7 +295,7 @@ class Recorder:
         return inside[0] if inside else self._model
 
     def _install_comm_hooks(self) -> None:
-        """Take the place of comm hooks while ranks are in step: a signal may start them at different ones."""
+        """Take the place of comm hooks while ranks are in step: recordings may begin at different steps."""
         for ddp in self._subject.ddps:
             if ddp._comm_hooks and unnamed_because(ddp) is None:
                 CommHook.install(ddp)

@@ -398,6 +398,7 @@ class Recording:
 
     def _label_gradients(self, root: Root, opening: ExitStack) -> None:
         units = root.units if root.ddp is not None else ()
+        # A microbatch has the number of its forward pass in the step, from 0.
         borders = UnitBorders(units, lambda: max(self._passes[root.module] - 1, 0), hook=self._hook)
 
         def note_gradient(parameter: str) -> None:

@@ -55,7 +55,7 @@ class Root:
     def naming_ranges(self) -> Iterator[Callable[[], None]]:
         """Within it the function that this gives lets FSDP2's ranges begin with the prefix.
 
-        It does so for modules that FSDP2 has named, which it does when the root is called for the first time.
+        It does so for modules that FSDP2 has named, which happens when the root is called for the first time.
         """
         names: dict[Any, str] = {}
 

@@ -61,10 +61,10 @@ class TraceFile:
         hold: bool = False,
         most_bytes: int | None = None,
     ) -> None:
-        """`warmup` (1 or more) steps run first, the last of them with the profiler on; then `steps` are recorded.
+        """`warmup` (1 or more) steps run first, on a GPU the last with a prepared profiler; then `steps` are recorded.
 
-        Without `steps` the recording ends with the context. The first recorded step has the number `first`, or else
-        that of the warm-up steps. With `hold` only `write` writes the file, unless an error ends the recording.
+        Without `steps` the recording ends with the context. The first recorded step has the number `first`, by default
+        `warmup`. With `hold` only `write` writes the file, unless an error ends the recording.
 
         `gpu` is this rank's GPU, if it computes on one; it need not be torch's current device. `shapes` records the
         shapes of operators' inputs, which give the size of collectives without a label. If the trace has more than
@@ -122,7 +122,7 @@ class TraceFile:
 
     def _advance(self) -> None:
         """The warm-up's last step begins, or a recorded one, or what comes after them."""
-        recorded = self._ended - self._warmup
+        recorded = self._ended - self._warmup  # steps; -1: the warm-up's last one begins
         with torch.cuda.device(self._gpu) if self._gpu else nullcontext():
             if recorded == -1 and self._gpu:
                 self._prepare()

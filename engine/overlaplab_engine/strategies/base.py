@@ -93,7 +93,7 @@ class Strategy(ABC):
         """Number of the microbatch, for labels."""
         self._sync = True
         self._wait_label = labels.span(Word.WAIT)
-        self._assembling = False  # `state_dict`
+        self._assembling = False  # whether `state_dict` reads the model
         for module in model.modules():
             module.register_state_dict_pre_hook(self._before_state_dict)  # type: ignore[no-untyped-call]
             module.register_load_state_dict_pre_hook(self._before_state_dict)  # type: ignore[no-untyped-call]
@@ -299,7 +299,7 @@ class Strategy(ABC):
     def _ask_usage(self, unused: Collection[int]) -> Callable[[], set[int]]:
         """Tell the ranks which parameters this one has no gradient for; returns what waits for those that no rank has.
 
-        Only a rank that asks for some waits for its device to answer, as in torch's DDP (finalize_bucket_dense,
+        Only a rank with some `unused` waits for its device to answer, as in torch's DDP (finalize_bucket_dense,
         torch/csrc/distributed/c10d/reducer.cpp).
         """
         used = torch.ones(len(self.parameters), dtype=torch.int32, device=self.comm.device)

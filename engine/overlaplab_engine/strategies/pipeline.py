@@ -142,7 +142,7 @@ class Pipeline(Strategy):
         return [{"rank": rank_of_stage[stage], "units": units} for stage, units in enumerate(names)]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Not of a pipeline, whose microbatches are on their way at the same time: see `passes`."""
+        """EngineError: microbatches are on their way at the same time, so that only `passes` can run them."""
         raise EngineError("a pipeline has no forward pass of its own; call passes()")
 
     def passes(self, batches: Batches, step: int, microbatches: int) -> torch.Tensor | None:

@@ -98,12 +98,14 @@ class _Operators:
             work.wait()
 
     def _full_size(self, x: torch.Tensor, of_part: bool = False) -> torch.Tensor:
+        """`x` itself, or in place of a stub zeros of the size of the whole sequence, or of this rank's part."""
         if self._shape is None:
             return x
         batch, seq, width = self._shape
         return x.new_zeros(batch, seq // self._comm.world_size if of_part else seq, width)
 
     def _result(self, x: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
+        """What the next layer gets: where layers sleep, the stub again."""
         return result if self._shape is None else x.view_as(x)
 
 
@@ -132,9 +134,9 @@ class TensorParallel(layers.CutsLayers, InBuckets):
         super().__init__(model, comm, options)
         self._label = cache(self._make_label)
         self._summed: list[nn.Parameter] = []
-        """With sequence parallelism, parameters of which each rank's gradient is a part's."""
+        """With sequence parallelism, parameters whose gradient on a rank is that of its part of the sequence alone."""
         self._holds_sums = False
-        """Whether no pass has come after the one whose end summed these gradients."""
+        """Whether these gradients are sums over the group, to which no pass has added yet."""
         assert isinstance(model, Transformer)
         for number, layer in enumerate(model.layers):
             self._hook_layer(f"layers.{number}", layer)
@@ -175,7 +177,7 @@ class TensorParallel(layers.CutsLayers, InBuckets):
     def _make_label(self, module: str, phase: str, microbatch: int) -> Span:
         return labels.span(Word.ACTIVATION_LAUNCH, module=module, phase=phase, microbatch=microbatch)
 
-    # Gradients: as `bucketed`, but where no other rank has this part
+    # Gradients: as `bucketed`, unless no other rank has this part
 
     @property
     def buckets(self) -> list[tuple[int, list[str]]]:

@@ -105,14 +105,15 @@ class TorchFSDP2(Strategy):
         return sharded
 
     def _set_prefetch(self) -> None:
-        """So many gathers ahead, forward and backward; see [Note: overlap on the CPU]."""
+        """Gather `prefetch` units ahead, forward and backward; see [Note: overlap on the CPU]."""
         ahead = self.options.prefetch
+        # An asynchronous gather is launched on the computing stream, so that on a GPU, too, none runs ahead by itself.
         self._root._set_unshard_async_op(self.comm.device.type == "cpu" or ahead == 0)
         for i, unit in enumerate(self._wrapped):
             unit.set_modules_to_forward_prefetch(self._wrapped[i + 1 : i + 1 + ahead])
         returning = [self._root, *reversed(self._wrapped[1:])]
         for i, unit in enumerate(returning):
-            # Without a list FSDP2 prefetches by itself; a unit that names itself is there already.
+            # Without a list FSDP2 prefetches by itself; so a unit names itself, which is gathered already.
             unit.set_modules_to_backward_prefetch(returning[i + 1 : i + 1 + ahead] if ahead else [unit])
 
     def _copy_over(self, link: HostLink) -> None:
@@ -139,7 +140,7 @@ class TorchFSDP2(Strategy):
             unit.reshard()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """See `Strategy`; after an exception no unit is held."""
+        """See `Strategy`; after an exception no unit is gathered."""
         if self._broken:
             raise EngineError("torch-fsdp2 of this version of torch cannot go on after an exception in a step")
         self._uncalled = dict.fromkeys(unit.name for unit in self._layers())
@@ -202,7 +203,7 @@ class TorchFSDP2(Strategy):
         return [*layers, *([Unit("root", [self.model], remaining, kept=True)] if remaining else [])]
 
     def _layers(self) -> list[Unit]:
-        """The units that FSDP2 wraps by themselves. EngineError for one of several modules."""
+        """The units that FSDP2 wraps by themselves. EngineError for a unit of several modules."""
         keep_all = not self.options.reshard_after_forward
         layers = [
             replace(unit, kept=(unit.kept and self.options.keep_last) or keep_all)
@@ -244,7 +245,7 @@ class _GradientCopies:
 
     @torch.no_grad()
     def _begin(self) -> None:
-        """Begin to copy the storages that they share; from now on they lie in the host's memory."""
+        """Begin to copy the storages that the gradients share; from now on these lie in the host's memory."""
         host_storages: dict[int, torch.Tensor] = {}
         for gradient in self._reduced:
             part = gradient._local_tensor

@@ -8,6 +8,7 @@ from overlaplab_engine.watching.log import CellKind
 FIRST_BURST_STEP = 10
 """Steps before it warm up, and by default a Recorder profiles them."""
 _GOLDEN_RATIO = 0.618
+"""The fractions of its multiples lie evenly between 0 and 1."""
 _EXPOSED = (CellKind.EXPOSED_GRADIENTS, CellKind.EXPOSED_GATHERS, CellKind.EXPOSED_OTHER, CellKind.EXPOSED_DDP)
 
 
@@ -15,7 +16,7 @@ class Bursts:
     """`burst` steps of each `every`: the same on all ranks, now these and now those, evenly over time."""
 
     def __init__(self, every: int, burst: int) -> None:
-        """EngineError for what no training has."""
+        """EngineError unless 1 ≤ `burst` ≤ `every`."""
         if not 1 <= burst <= every:
             raise EngineError(f"watch cannot measure {burst} of each {every} steps")
         self.every, self.burst = every, burst
@@ -24,9 +25,9 @@ class Bursts:
 
     def holds(self, step: int) -> bool:
         """Whether the step is one of a burst."""
-        number, place = divmod(step, self.every)
-        places = self.every - self.burst + 1
-        first = (min(FIRST_BURST_STEP, places - 1) + round(number * _GOLDEN_RATIO * places)) % places
+        period, place = divmod(step, self.every)
+        places = self.every - self.burst + 1  # of a period's steps, at which its burst may begin
+        first = (min(FIRST_BURST_STEP, places - 1) + round(period * _GOLDEN_RATIO * places)) % places
         return step >= 0 and first <= place < first + self.burst
 
     def add_step(self, step: int, duration_ns: int) -> None:
@@ -39,7 +40,7 @@ class Bursts:
             self._exposed_ns[step][kind] += duration_ns
 
     def take(self, *, ddp: bool) -> tuple[list[int], list[int]]:
-        """Forget the burst that is over; its steps' times, and how much was exposed in those where that is known.
+        """Forget the burst that is over; returns its steps' times, and what was exposed in those where that is known.
 
         With a model in DDP it is known where DDP's waits are. On a GPU the last steps' may come too late.
         """

@@ -15,7 +15,7 @@ Receive = Callable[[int], None]
 
 
 class WatchHostClock:
-    """What ran is over when the host goes on."""
+    """Marks are times of the host: what ran is over when it goes on."""
 
     def begin_step(self) -> None:
         """Nothing is outstanding."""
@@ -31,7 +31,7 @@ class WatchHostClock:
 
 
 class EventClock:
-    """What ran in the stream in which the training computes; the host never waits for it.
+    """Marks are events in the stream in which the training computes; the host never waits for them.
 
     What runs in other streams holds up nothing by itself: FSDP2 gathers there, and lets the computing stream wait.
     """

@@ -59,7 +59,7 @@ class Flag(IntEnum):
 
 
 class LookFlag(IntEnum):
-    """The flags of a cell LOOK: why was looked."""
+    """The flags of a cell LOOK: why the groups were looked at."""
 
     STEP_ENDED = 0
     STALLED = 1

@@ -8,11 +8,11 @@ from statistics import median
 from overlaplab_engine.errors import EngineError
 
 MIN_BURSTS = 3
-"""So many earlier bursts tell what is usual."""
+"""With fewer earlier bursts nothing is usual yet."""
 MAX_BURSTS = 100
-"""Usual is what the last so many bursts were."""
+"""What is usual is the median of at most so many bursts, the last ones."""
 IN_A_ROW = 2
-"""So many bursts in a row must exceed it: one alone may be chance."""
+"""So many bursts in a row must exceed what is usual: one alone may be chance."""
 _CONDITION = re.compile(r"\s*(exposed|step)\s*>\s*(\d+(?:\.\d+)?)\s*\*\s*median\s*")
 
 
@@ -24,7 +24,7 @@ class Trigger:
     """
 
     def __init__(self, condition: str) -> None:
-        """EngineError for one that is not understood."""
+        """EngineError for a condition that is not understood."""
         parts = _CONDITION.fullmatch(condition)
         if parts is None or not float(parts[2]) > 1:
             raise EngineError(
@@ -35,7 +35,7 @@ class Trigger:
         self._exceeding: list[float] = []
 
     def observe(self, step_ns: Sequence[int], exposed_ns: Sequence[int]) -> str | None:
-        """Take a burst's steps, and those whose exposed communication is known; why to record now, or None."""
+        """Take a burst's step times, and its known exposed times; returns why to record now, or None."""
         values = step_ns if self._figure == "step" else exposed_ns
         if not values:
             return None

@@ -167,7 +167,7 @@ class Waits:
 
     @guard
     def _begin(self, work: Any, default: CellKind | Literal["future"] | None) -> bool:
-        """Whether a wait begins that is not within another one; what is waited for may be known by the inner one."""
+        """Begin a wait; returns whether it is measured and outermost. An inner one may know what is waited for."""
         launch = self._take_launch(work)
         kind = launch.kind if launch else self.future_kind if default == "future" else default
         timed = launch if launch and self._tells_when_it_ends(launch, work) else None

@@ -62,7 +62,7 @@ class Watch:
         burst: int = 3,
         after_burst: Callable[[Sequence[int], Sequence[int]], None] | None = None,
     ) -> None:
-        """See `watch`. `after_burst` is called with its steps' times, and with the exposed ones that are known, in ns.
+        """See `watch`. After a burst `after_burst` gets its steps' times, and the exposed times that are known, in ns.
 
         Steps in which a profiler ran are left out.
         """
@@ -87,12 +87,12 @@ class Watch:
         self._sums: dict[tuple[CellKind, int, int], int] = defaultdict(int)  # by kind, step and group
         self._data_ns: int | None = None
         self._saw_pass = False  # whether a forward pass of this step was seen
-        self._profiled = False
+        self._profiled = False  # whether a profiler ran when this step began
         self._step_start_ns = 0
         self._is_paused = False
         self._paused_at_ns = 0
-        self._timers_stop_at: int | None = None
-        self._measured = False
+        self._timers_stop_at: int | None = None  # before this step, once a burst is over
+        self._measured = False  # whether this step is one of a burst
         self._clock: WatchHostClock | EventClock = WatchHostClock()
         self._pid = os.getpid()
 
@@ -148,7 +148,7 @@ class Watch:
             self._measure(self._measured and self._log is not None)
 
     def _measure(self, measuring: bool) -> None:
-        """Whether passes and waits are measured from now on."""
+        """Measure passes and waits from now on, or do not."""
         if self._passes is not None:
             self._passes.timing = measuring
         if self._waits is not None:

@@ -152,15 +152,15 @@ def assign(order: Iterable[int], nbytes: Sequence[int], keys: Sequence[object], 
     """
     done: list[list[int]] = []
     filling: dict[object, tuple[list[int], int]] = {}
-    limits = {key: iter(caps) for key in set(keys)}
-    limit = {key: next(limits[key]) for key in limits}
+    later_caps = {key: iter(caps) for key in set(keys)}
+    cap = {key: next(later_caps[key]) for key in later_caps}
     for member in order:
         key = keys[member]
         members, size = filling.pop(key, ([], 0))
         members, size = [*members, member], size + nbytes[member]
-        if size >= limit[key]:
+        if size >= cap[key]:
             done.append(members)
-            limit[key] = next(limits[key], limit[key])
+            cap[key] = next(later_caps[key], cap[key])
         else:
             filling[key] = members, size
     return done + [members for members, _ in filling.values()]

@@ -53,7 +53,7 @@ def differentiable_tensors(value: Any) -> list[torch.Tensor]:
 def before_backward(outputs: Any, call: Callable[[], None]) -> None:
     """Run `call` when the backward pass of a module that returned `outputs` begins; possibly several times.
 
-    If an output is a view, and somebody changes it in place, only what it is a view of tells.
+    If somebody changes in place an output that is a view, torch calls only the hook of what it is a view of.
     """
     for output in differentiable_tensors(outputs):
         for tensor in (output, output._base):
@@ -84,5 +84,5 @@ def after_backward(inputs: Any, call: Callable[[], None]) -> None:
     has changed it in place, or torch cannot look into the object that holds it.
     """
     tensors = differentiable_tensors(inputs)
-    if tensors and all(getattr(tensor, _NODE, call) is tensor.grad_fn for tensor in tensors):
+    if tensors and all(getattr(tensor, _NODE, call) is tensor.grad_fn for tensor in tensors):  # `call`: no node
         register_multi_grad_hook(tensors, lambda grads: call())

@@ -89,5 +89,5 @@ def _reads(function: Any) -> bool:
 
 
 @cache
-def _absent_class(of: type[nn.Parameter]) -> Any:
-    return type(f"Absent{of.__name__}", (_Absent, of), {"present": of})
+def _absent_class(present: type[nn.Parameter]) -> Any:
+    return type(f"Absent{present.__name__}", (_Absent, present), {"present": present})

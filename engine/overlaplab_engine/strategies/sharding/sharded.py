@@ -63,7 +63,7 @@ class Sharded(Strategy):
         """Where gradients of whole parameters accumulate until sent; with `reduce_dtype` zero3 replaces it."""
         self._replicas = comm.axis("replicate")  # HSDP: the ranks that hold the same shards
         self._in_forward = False
-        self._in_flight: deque[_UnderWay] = deque()
+        self._in_flight: deque[_UnderWay] = deque()  # reduce-scatters
         self._averaging: deque[_UnderWay] = deque()  # HSDP: all-reduces across the replicas
         self._host = comm.host_link(options.host_link) if options.offload else None
         # Mean gradients (chunk,) on their way to the host, and parameters to the device, by the flat's identity.
@@ -93,7 +93,7 @@ class Sharded(Strategy):
         return parts
 
     def assemble(self, flat: Flat, shard: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Every rank's (chunk,) of something that lies as `flat` does, in the parameters' shapes, by name."""
+        """Gather every rank's (chunk,) of something that lies as `flat` does; returns it in the parameters' shapes."""
         resident = shard.to(flat.resident.device)
         full = resident.new_empty(flat.layout.padded)
         self.comm.shards.all_gather(full, resident).wait()

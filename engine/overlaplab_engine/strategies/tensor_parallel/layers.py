@@ -1,4 +1,4 @@
-"""The parameters that are cut among a tensor-parallel group, and what must hold for that; a base of who cuts."""
+"""The parameters that are cut among a tensor-parallel group, and what must hold for that; a base for strategies."""
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
@@ -30,7 +30,7 @@ class CutsLayers(Strategy):
 
     @classmethod
     def require(cls, config: Any) -> None:
-        """See `Strategy`; nor a mesh that does not cut layers, or not equally."""
+        """See `Strategy`. EngineError, too, for a mesh that does not cut layers, or not equally."""
         super().require(config)
         if not hasattr(config, "tp"):  # the strategy's own Options
             return
