@@ -597,7 +597,7 @@ _IN_TABLES: dict[tuple[str, ...], tuple[Column, ...]] = {
         _ratio("sending", "sending", "Waiting for messages on their way.", shown="% of time"),
         _ratio("overhead", "overhead", "The host's own between actions.", shown="% of time"),
         _ns("overhead_ns", "overhead per action", "The host's own between two actions, the mean."),
-        _ns("hop_ns", "hop", "How long a message was on its way, the median."),
+        _ns("hop_ns", "hop", "How long a message was on its way, the run's median."),
         _count("slowest_stage", "slowest stage", "The stage that took longest."),
         _ratio("slower", "slower by", "By how much, of the median stage.", shown="% of median"),
     ),

@@ -254,7 +254,7 @@ def _read(path: Path) -> tuple[_Progress, dict[str, _Spec]]:
 
 def _require_savable(strategy: Strategy) -> None:
     if "save" in strategy.refuses:
-        raise EngineError(f"checkpoints do not support {strategy.name}, which has its own state dicts; use zero3")
+        raise EngineError(strategy.refuses["save"])
 
 
 def _describe(strategy: Strategy, optimizer: AdamW, step: int) -> tuple[_Progress, dict[str, _Spec]]:

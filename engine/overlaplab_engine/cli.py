@@ -251,8 +251,9 @@ def _link_of_run(run: Path) -> Link | None:
         link, phantoms = manifest["link"], manifest.get("phantom_ranks")
         if link is None:
             return None
-        world = f",{link['world_size']}" if phantoms else ""
-        return Link.parse(f"{link['bandwidth_gbps']:g}Gbps,{link['latency_us']:g}us{world}")
+        rate, latency = float(link["bandwidth_gbps"]), float(link["latency_us"])
+        world = int(link["world_size"]) if phantoms else None
+        return Link.parse(str(Link(bandwidth_gbps=rate, latency_us=latency, world_size=world)))
     except (OSError, ValueError, KeyError, TypeError):
         raise EngineError(f"--link {run}: its run.json does not say which link it was recorded with") from None
 

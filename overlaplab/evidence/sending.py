@@ -89,8 +89,8 @@ def _bucket_sendings(trace: Trace) -> list[Sending]:
         until_ns = backwards[number + 1].start_ns if number + 1 < len(backwards) else None
         back = iter(_copied_back(backward, until_ns, copied_back))
         for bucket in backward.buckets:
+            ranges = [*_copies_in(bucket, copied_in), *islice(back, len(bucket.gradients))]
             if (place := places.get(bucket.launch.ran or (0, 0))) is not None:
-                ranges = [*_copies_in(bucket, copied_in), *islice(back, len(bucket.gradients))]
                 sendings += (Sending(start_ns=start, end_ns=end, place=place) for start, end in ranges if end > start)
     return sendings
 

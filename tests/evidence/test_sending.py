@@ -32,6 +32,16 @@ def test_ddp_copies_gradients_in_launches_and_copies_them_back(tmp_path: Path) -
         assert len({each.place for each in sendings(trace)}) == 3 * 3, "three buckets"
 
 
+def test_buckets_after_a_damaged_kernel_keep_their_copies(tmp_path: Path) -> None:
+    ranks = ddp_ranks([2 << 20])
+    damaged = next(event for event in ranks[0] if event["name"].startswith("ncclDevKernel"))
+    whole = sendings(run_of(tmp_path / "whole", *ranks, backend="nccl").traces[0])
+    damaged["dur"] = -5
+    trace = run_of(tmp_path / "damaged", *ranks, backend="nccl").traces[0]
+    others = [(each.start_ns, each.end_ns) for each in whole if each.place != whole[0].place]
+    assert [(each.start_ns, each.end_ns) for each in sendings(trace)] == others
+
+
 def test_gradients_that_are_views_of_their_bucket_are_not_copied_back(tmp_path: Path) -> None:
     run = run_of(tmp_path, *ddp_ranks([2 << 20], copies=False), backend="nccl")
     assert {len(sendings(trace)) for trace in run.traces} == {3 * 6}

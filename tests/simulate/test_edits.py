@@ -209,6 +209,7 @@ def test_parameters_without_a_gradient_are_not_sent() -> None:
     assert [(move.key, move.bytes) for move in left[0] if isinstance(move, Launch)] == [(1, 80)]
     assert (spans([program]), spans(left)) == ([[40]], [[20]])
     assert without_unused([program], sizes, lambda _kind, _size: None) is None
+    assert without_unused([program], dict.fromkeys("abc", (40, 40)), lambda _kind, size: size // 4) is None
     assert unused_parameters([[move for move in program if move not in arrives]]) == []
 
 

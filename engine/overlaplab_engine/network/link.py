@@ -7,6 +7,7 @@ Rabenseifner, Gropp 2005, "Optimization of collective communication operations i
 
 import re
 from dataclasses import dataclass, field
+from decimal import Decimal
 from enum import StrEnum
 from fractions import Fraction
 
@@ -72,7 +73,8 @@ class Link:
     def __str__(self) -> str:
         """The text that `parse` reads."""
         world = "" if self.world_size is None else f",{self.world_size}"
-        return f"{self.bandwidth_gbps:g}Gbps,{self.latency_us:g}us{world}"
+        rate, latency = (f"{Decimal(repr(value)).normalize():f}" for value in (self.bandwidth_gbps, self.latency_us))
+        return f"{rate}Gbps,{latency}us{world}"
 
     def stands_alone(self, ranks: int) -> bool:
         """Whether a single rank stands for a larger group, whose other ranks are phantoms.

@@ -33,7 +33,7 @@ def watched_kinds(times: pd.Series[Any]) -> pd.DataFrame:
     periods = periodic_steps(times)
     ordinary = times[~is_periodic(times.index.to_numpy(), periods)]
     median_ns = float(ordinary.median()) if len(ordinary) else 0.0
-    rows: list[tuple[Any, ...]] = [(None, times.index.min(), len(ordinary), median_ns, 0.0)] if len(times) else []
+    rows: list[tuple[Any, ...]] = [(None, ordinary.index.min(), len(ordinary), median_ns, 0.0)] if len(times) else []
     for period, first in periods:
         members = times[is_periodic(times.index.to_numpy(), [(period, first)])]
         span_ns = float(members.median())

@@ -122,12 +122,12 @@ def unused_parameters(programs: Sequence[Program]) -> list[str]:
 def without_unused(
     programs: Sequence[Program], sizes: Mapping[str, tuple[int, int]], takes: Takes
 ) -> list[list[Move]] | None:
-    """Buckets without `unused_parameters`; None where there are none, or T of the smaller buckets is unknown.
+    """Buckets without `unused_parameters`; None where there are none, or their bytes or T of what is left is unknown.
 
     `sizes`: the bytes of each gradient, alone and as it is sent.
     """
     unused = set(unused_parameters(programs))
-    if not unused:
+    if not unused or not sizes.keys() >= unused:
         return None
     launches = {launch.key: launch for program in programs for launch in find_launches(program, "bucket")}
     gone = {key for key, launch in launches.items() if launch.parameters and unused.issuperset(launch.parameters)}

@@ -84,6 +84,11 @@ def test_a_kind_begins_with_its_first_step() -> None:
     assert is_periodic(np.arange(8), [(3, 4)]).tolist() == [False] * 4 + [True, False, False, True]
 
 
+def test_ordinary_steps_begin_with_the_first_of_them() -> None:
+    times = spans([30 * MS if step % 10 == 0 else 10 * MS for step in range(100)])
+    assert analyses.watched_kinds(times)["first_step"].tolist() == [1, 0]
+
+
 def test_kinds_changes_and_late_ranks_of_a_training(tmp_path: Path) -> None:
     watched = load_watched(eventful(tmp_path))
     steps = analyses.watched_steps(watched)

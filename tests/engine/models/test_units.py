@@ -117,7 +117,7 @@ def test_the_link_takes_as_long_as_its_formula(spec: str, kind: Kind, nbytes: in
     assert Link.parse(spec).modelled_ns(kind, nbytes, world_size) == ns
 
 
-@pytest.mark.parametrize("spec", ["1Gbps,200us", "400Gbps,10us,8", "2.5Gbps,0.5us"])
+@pytest.mark.parametrize("spec", ["1Gbps,200us", "400Gbps,10us,8", "2.5Gbps,0.5us", "123.4567Gbps,1234567us"])
 def test_a_link_is_written_as_it_is_read(spec: str) -> None:
     assert str(Link.parse(spec)) == spec
 
