@@ -143,10 +143,8 @@ def _closeness(best: Mapping[Any, Any], table: pd.DataFrame) -> str:
 
 
 def _best_row(table: pd.DataFrame, advised_mb: float | None = None) -> dict[Any, Any]:
-    """The row to name of those within `CAP_TIE` of the shortest step.
-
-    Of caps the advised one, else the largest, since each bucket costs host time; of depths the smallest, which holds
-    least memory.
+    """The row to name of those within `CAP_TIE` of the shortest step: of caps the advised one, else the largest, since
+    each bucket costs host time; of depths the smallest, which holds least memory.
     """
     rows: list[dict[Any, Any]] = table[table["step_ns"] <= table["step_ns"].min() * (1 + CAP_TIE)].to_dict("records")
     if "prefetch" in table:

@@ -53,9 +53,8 @@ def _diagnose(tables: RunTables, table: pd.DataFrame) -> findings.Diagnosis | No
 
 
 def comparison(reported: Sequence[RunTables]) -> tuple[Chapter | None, dict[int, str]]:
-    """What a report says about all runs together, None where fewer than two can be compared; and the runs' roles.
-
-    Roles are what a run stands for in a sweep, by the places of the runs that have a chapter; empty where all have one.
+    """What a report says about all runs together, None where fewer than two can be compared; and, by the
+    places of the runs that get a chapter, what each stands for in a sweep, empty where all get one.
     """
     good = [tables for tables in reported if not tables.summary.empty]
     if len(good) < 2:

@@ -33,10 +33,7 @@ class Threads:
 
 
 def assign_threads(trace: Trace, pid: int) -> Threads:
-    """Put each stream, then each thread, on a track, and what overlaps there without nesting on further ones.
-
-    `pid` is the rank's process.
-    """
+    """Give each stream, then each thread, a track, and further ones where slices overlap; `pid`: the rank's process."""
     events = trace.events
     host = (events["stream"] < 0).to_numpy()
     pids = np.full(len(events), pid, dtype=np.int64)

@@ -103,10 +103,8 @@ def _phases_by_kind(rows: pd.DataFrame, phases: pd.DataFrame) -> pd.DataFrame:
 
 
 def _why_longer(how_often: str, others: str, phases: pd.DataFrame, least_ns: float) -> str:
-    """A sentence on the phase that exceeds that of the shortest kind by most; empty where by less than `least_ns`.
-
-    It names the rank where the phase is longer on that one alone. `phases`: rows of `_phases_by_kind` beside those of
-    the shortest kind, `…_others`.
+    """A sentence on the phase that exceeds that of the shortest kind by most, and on its rank if it does so on that one
+    alone; empty where by less than `least_ns`. `phases`: `_phases_by_kind`, beside those of the shortest: `…_others`.
     """
     phases = phases.assign(more_ns=phases["took_ns"] - phases["took_ns_others"])
     phases = phases.sort_values("more_ns", ascending=False, kind="stable")
