@@ -58,7 +58,7 @@ def summary(
 
 
 def _most_exposed(table: pd.DataFrame, most: int | None) -> pd.DataFrame:
-    """The rows of so many ranks, in their order."""
+    """The rows of the `most` ranks with most exposed time, in the table's order; None: all rows."""
     exposed = table.groupby("rank", dropna=False)["exposed_comm_ns"].sum()
     if most is None or len(exposed) <= most:
         return table
@@ -66,16 +66,16 @@ def _most_exposed(table: pd.DataFrame, most: int | None) -> pd.DataFrame:
 
 
 def _parts(table: pd.DataFrame) -> pd.DataFrame:
-    """One row per rank and part that took time: ms, share of the rank's span and place on the bar, both in percent."""
+    """One row per rank and part that took time: its ms, its percent of the rank's span, its ends on the bar."""
     grouped = table.groupby("rank", dropna=False, sort=True)
     waits_known = table["exposed_wait_ns"].notna().groupby(table["rank"], dropna=False, sort=True).all()
     sums = grouped[[*PARTS, "span_ns"]].sum()
     rows = []
-    for (rank, row), split in zip(sums.iterrows(), waits_known, strict=True):
+    for (rank, row), wait_is_known in zip(sums.iterrows(), waits_known, strict=True):
         whole, done = int(row["span_ns"]), 0
         if whole <= 0:
             continue
-        left_out = {"exposed_comm_ns"} if split else {"exposed_wait_ns", "exposed_transfer_ns"}
+        left_out = {"exposed_comm_ns"} if wait_is_known else {"exposed_wait_ns", "exposed_transfer_ns"}
         for column in (name for name in PARTS if name not in left_out):
             took = int(row[column])
             if took == 0:

@@ -52,7 +52,7 @@ def _beside_theory(
     )
     drawn["end"] = drawn[[MEASURED, THEORY]].astype("float64").max(axis="columns")
     y = row_axis("run", list(drawn["run"]), axis)
-    top = max(drawn["end"], default=0.0) or 7.0  # one rank sends nothing
+    top = max(drawn["end"], default=0.0) or 7.0  # any axis will do where nothing is sent, as by one rank
     x_scale, x_axis = with_room(top, drawn["word"]), alt.Axis(tickCount=10, labelFlush=FLUSH)
     x = alt.X(f"{MEASURED}:Q", title=f"{verb.lower()} ({unit})", scale=x_scale, axis=x_axis)
     held = drawn[[MEASURED, THEORY]].dropna(axis="columns", how="all")

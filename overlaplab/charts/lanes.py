@@ -37,7 +37,7 @@ _HOST = {
     HostKind.CALL: ("#8B96A5", "#8B98A8"),
     HostKind.LAUNCH: ("#3F4754", "#D5DAE1"),
 }
-"""So is the host."""
+"""What hosts do is grey, too."""
 _NAMED = tuple(mark.value for mark in _PHASES)
 _LEGEND_COLUMNS = 5
 """Columns of the legend: so many causes in words fit into a line."""
@@ -50,11 +50,11 @@ _OF_LABEL = re.compile(r"^(reduce-scatter|gather) | for \w+$")  # the lane and t
 _OUTLINED_SHARE = 0.008  # share of the window: labels' marks at least this wide get an outline of their own
 _MOST_STEP_LINES = 80  # more lines would hide what they separate
 _LEADS = "test(/^rank [0-9?]+ steps$/, {})"
-"""Whether a lane is a rank's first, by its label."""
+"""A Vega expression: whether a lane with the label `{}` is its rank's first."""
 _SHORT = (
     f"{_LEADS.format('datum.label')} ? replace(datum.label, ' steps', '') : replace(datum.label, /^rank [0-9?]+ /, '')"
 )
-"""A label in brief: of a rank's first lane `rank 3`, of others the lane alone."""
+"""A Vega expression, a label in brief: of a rank's first lane `rank 3`, of others the lane alone."""
 
 
 def timeline(view: View, *, dark: bool = False, note: str | None = None) -> alt.LayerChart:
@@ -91,11 +91,11 @@ def _lanes_axis(view: View, tones: Palette) -> alt.Y:
 
 def _bars(view: View, x: alt.X, y: alt.Y, tones: Palette) -> alt.Chart:
     """The marks. Their outline separates steps, and makes marks narrower than a pixel visible."""
-    held = set(view.marks["part"])
-    fills = [(mark_word(mark), tone) for mark, tone in mark_colours(tones).items() if mark.value in held]
+    drawn = set(view.marks["part"])
+    fills = [(mark_word(mark), tone) for mark, tone in mark_colours(tones).items() if mark.value in drawn]
     edges = [tones.soft if word == MarkKind.STEP.value else tone for word, tone in fills]
-    on: dict[str, Any] = {"on": "pointerover", "clear": "pointerout"}
-    pointed = alt.selection_point(name=POINTED, fields=["collective"], empty=False, **on)
+    hover: dict[str, Any] = {"on": "pointerover", "clear": "pointerout"}
+    pointed = alt.selection_point(name=POINTED, fields=["collective"], empty=False, **hover)
     is_faded = f"{POINTED}.collective && {POINTED}.collective[0] >= 0 && datum.collective !== {POINTED}.collective[0]"
     in_legend = [word for word, _ in fills if word not in _NAMED]  # steps and phases carry their names
     columns = {"columns": _LEGEND_COLUMNS} if len(in_legend) > _LEGEND_COLUMNS else {}

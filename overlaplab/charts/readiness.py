@@ -48,11 +48,11 @@ _LEAST_MS = 1e-9  # shorter is rounding
 _NUMBER_SHARE = 0.012  # share of the axis: waits at least this wide bear the number of the rank
 _SEEN_SHARE = 0.0015  # share of the axis: what is shorter, about a pixel, is not in the legend
 _AT_THE_END = "Exposed time is drawn at a bucket's end."
-_FULL, _FOREIGN = 0.7, 0.4
+_FULL = 0.7  # share of a row's height that a transfer takes
+_FOREIGN = 0.4  # the same where its exposed time is counted in another collective
 _HEIGHTS = {ARRIVING: 0.2, WAITING: 0.35, QUEUED: 0.35, STARTING: 0.35}
-"""Shares of a row's height: of what is before the transfer; of a transfer, `_FOREIGN` where its exposed time is counted
-in another collective."""
-_MARKS = ["bucket", "begin", "parameter"]
+"""Shares of a row's height that parts before the transfer take."""
+_MARK_COLUMNS = ["bucket", "begin", "parameter"]
 _Band: TypeAlias = tuple[str, str, float, float, float, float]
 """A bar: bucket, part, begin, end and length in ms, and its share of a row's height."""
 
@@ -100,6 +100,7 @@ def buckets(
 
 
 def _thin(bands: list[_Band]) -> str:
+    """What thin bars mean; empty where there are none."""
     foreign = any(height == _FOREIGN for *_, height in bands)
     return " Thin: counted in another collective that was sent at the same time." if foreign else ""
 
@@ -162,15 +163,15 @@ def _names(table: pd.DataFrame) -> list[str]:
 
 
 def _link_free(ordered: pd.DataFrame) -> list[float]:
-    """When the link has finished all earlier buckets, for each bucket, in ms; minus infinity for the first."""
+    """For each bucket when the link has finished all earlier ones, in ms; minus infinity for the first."""
     ends = to_ms(ordered["end_ns"].astype("float64"))
     return [float(end) for end in ends.cummax().ffill().shift(fill_value=-np.inf).fillna(-np.inf)]
 
 
 def _sent_parts(bucket: dict[Any, Any], causes: pd.DataFrame, row_index: Any) -> list[tuple[str, float, float, float]]:
-    """What a bucket's communication was: part, begin, end in ms, and share of the row's height.
+    """The parts of a bucket's transfer: name, begin and end in ms, and share of the row's height.
 
-    Each moment of a cause is where it was. Exposed time that no cause tells is at the end.
+    Exposed time with a cause is drawn when it was, that without one at the end.
     """
     begun, ended = int(bucket["start_ns"]), int(bucket["end_ns"])
     inside = causes[(causes["start_ns"] < ended) & (causes["end_ns"] > begun)]
@@ -190,7 +191,7 @@ def _sent_parts(bucket: dict[Any, Any], causes: pd.DataFrame, row_index: Any) ->
 
 
 def _last(intervals: Intervals, length_ns: int) -> Intervals:
-    """The part of the set that is its last `length_ns`."""
+    """The last `length_ns` of these intervals."""
     for start, end in reversed(intervals.tolist()):
         if end - start >= length_ns:
             return clip(intervals, end - length_ns, int(intervals[-1, 1])) if length_ns > 0 else EMPTY
@@ -202,7 +203,7 @@ def _row(
     bucket: dict[Any, Any], number: str, link_free_ms: float, causes: pd.DataFrame, row_index: Any
 ) -> dict[str, Any]:
     """What is drawn in a bucket's row, times in ms; `link_free_ms` is when the link has finished the earlier ones,
-    `row_index` what `findings.bucket_causes` calls the bucket.
+    `row_index` the bucket's `row` in `findings.bucket_causes`.
     """
     times = {key: known_ms(bucket[key]) for key in ("ready_ns", "launch_ns", "start_ns", "end_ns")}
     gradients = zip(bucket["parameters"], bucket["arrivals"], bucket["shapes"], strict=True)
@@ -249,7 +250,7 @@ def _best_row(best: pd.DataFrame | None) -> list[dict[str, Any]]:
 
 def _ticks(rows: list[dict[str, Any]], y: alt.Y, tone: str, step: int) -> alt.Chart:
     """A tick for each gradient."""
-    ticks = pd.DataFrame([tick for row in rows for tick in row["ticks"]], columns=_MARKS)
+    ticks = pd.DataFrame([tick for row in rows for tick in row["ticks"]], columns=_MARK_COLUMNS)
     lines = tooltip({"parameter": "gradient of", "begin:Q": "arrived at ms", "bucket": ""})
     drawn: alt.Chart = Layer(ticks).mark_tick(color=tone, thickness=1, size=step * 0.5, orient="vertical")
     return drawn.encode(x=alt.X("begin:Q"), y=y, tooltip=lines)
@@ -257,7 +258,7 @@ def _ticks(rows: list[dict[str, Any]], y: alt.Y, tone: str, step: int) -> alt.Ch
 
 def _triangles(rows: list[dict[str, Any]], y: alt.Y, tone: str, step: int) -> alt.Chart:
     """A triangle, standing on the row, where the bucket is ready."""
-    ready = pd.DataFrame([row["ready"] for row in rows if row["ready"]], columns=_MARKS)
+    ready = pd.DataFrame([row["ready"] for row in rows if row["ready"]], columns=_MARK_COLUMNS)
     lines = tooltip({"bucket": "", "begin:Q": "ready at ms", "parameter": "last gradient of"})
     drawn: alt.Chart = Layer(ready).mark_point(
         shape="triangle-down", color=tone, filled=True, size=48, opacity=1, yOffset=-step * 0.36

@@ -19,9 +19,9 @@ _, HIDDEN, EXPOSED, _ = STEP_PARTS
 _LENGTHS = ["compute_only_ms", "hidden_ms", "exposed_ms", "rest_ms"]
 """The columns of `overlaplab.sweep` with the lengths of `STEP_PARTS`."""
 
-_ROW_PX = 38  # pixels, the same in both charts; with as many lines above, the legend's all drawn or not, rows line up
+_ROW_PX = 38  # the same in both charts, whose legends have two lines each whatever is drawn: so rows line up
 _LINE_CHARACTERS = 66  # characters of a line in half the dashboard's column at 1280 pixels
-_SLOTS = 400  # hidden and exposed time are distinguished in stretches of at least this fraction of the axis
+_SLOTS = 400  # parts of the axis, each hidden or exposed by what most of it was
 
 
 def caps(table: pd.DataFrame, *, dark: bool = False, note: str | None = None) -> alt.LayerChart:
@@ -129,20 +129,20 @@ def _stretches(bucket: pd.DataFrame, slot: float) -> list[tuple[object, ...]]:
     begin, end = to_ms(float(bucket["start_ns"].min())), to_ms(float(bucket["end_ns"].max()))
     edges = np.linspace(begin, end, max(int((end - begin) / slot), 1) + 1)
     ordered = bucket.sort_values("start_ns", kind="stable")
-    took = to_ms(np.where(ordered["part"] == "hidden", ordered["end_ns"] - ordered["start_ns"], 0))
+    hidden = to_ms(np.where(ordered["part"] == "hidden", ordered["end_ns"] - ordered["start_ns"], 0))
     times = to_ms(np.c_[ordered["start_ns"], ordered["end_ns"]].ravel())
-    done = np.c_[np.cumsum(took) - took, np.cumsum(took)].ravel()
-    mostly = np.diff(np.interp(edges, times, done)) * 2 >= np.diff(edges)
-    borders = np.flatnonzero(np.r_[True, mostly[1:] != mostly[:-1], True])
+    hidden_until = np.c_[np.cumsum(hidden) - hidden, np.cumsum(hidden)].ravel()  # at each of these times
+    is_hidden = np.diff(np.interp(edges, times, hidden_until)) * 2 >= np.diff(edges)  # by slot
+    borders = np.flatnonzero(np.r_[True, is_hidden[1:] != is_hidden[:-1], True])
     first = bucket.iloc[0]
-    exposed = (end - begin) - float(took.sum())
+    exposed = (end - begin) - float(hidden.sum())
     what = "no bucket" if pd.isna(first["bucket"]) else str(first["bucket"])
     weight = "" if pd.isna(first["bytes"]) else size_exact(int(first["bytes"]))
     shown = edges.copy()
-    shown[-1] -= min(slot * 0.6, (end - begin) * 0.2)
+    shown[-1] -= min(slot * 0.6, (end - begin) * 0.2)  # a gap before the next bucket
     cap = f"{first['bucket_cap_mb']:g}"
     return [
-        (cap, what, weight, HIDDEN if mostly[a] else EXPOSED, shown[a], shown[b], begin, end, exposed)
+        (cap, what, weight, HIDDEN if is_hidden[a] else EXPOSED, shown[a], shown[b], begin, end, exposed)
         for a, b in pairwise(borders)
         if shown[b] > shown[a]
     ]

@@ -14,8 +14,9 @@ from overlaplab.causes import Cause
 from overlaplab.findings.runs import says_predicted
 
 FONT = "Source Sans, Source Sans Pro, Segoe UI, Helvetica, Arial, sans-serif"
-_LETTER, _SYMBOL = 5.8, 30  # pixels of a legend's letter, and of what stands beside a word
-_LABEL = 6.4  # pixels of an axis' letter
+_LETTER = 5.8  # pixels of a letter in a legend
+_SYMBOL = 30  # pixels beside each word of a legend: its symbol and padding
+_LABEL = 6.4  # pixels of a letter of an axis' label
 WIDTH = 880  # pixels of a chart that nothing makes as wide as its place: saved from Python, or in a notebook
 LINE = 145  # characters of a subtitle's line in the dashboard's column at 1280 pixels
 

@@ -84,7 +84,7 @@ def ranks_predicted(
     dark: bool = False,
     note: str | None = None,
 ) -> alt.LayerChart:
-    """The step by ranks: rows of `what_if.steps_by_ranks`; `half` is the interval's, as a share of the step."""
+    """The step by ranks: rows of `what_if.steps_by_ranks`; `half`: half of the interval, as a share of the step."""
     dots = pd.DataFrame({"what": ["measured"], "at": [recorded], "ms": [known_ms(measured_ns)]}).dropna()
     rows = table.assign(at=table["ranks"], value=to_ms(table["step_ns"]))
     curve = _Curve(_ranks_axis(recorded), "step (ms)", what_if.ranks_predicted_title(table), "hidden", chosen)
@@ -125,7 +125,7 @@ class _Curve:
     tone: str
     """Its colour's name in the palette."""
     chosen: float | None
-    """Where a rule stands."""
+    """Where a rule marks the chosen value."""
     zero: bool = False
     """Whether the axis begins at 0."""
 
@@ -152,9 +152,9 @@ def _draw_curve(
     scale = alt.Scale(**spacing, domain=[places[0], places[-1]], nice=False)
     label = "format(datum.value, datum.value < 1 ? '~g' : ',~f')"
     x = alt.X("at:Q", title=curve.x_title, scale=scale, axis=alt.Axis(values=ticks, labelExpr=label, labelFlush=True))
-    low = [value for _, value in levels]
-    lowest = 0.0 if curve.zero else min([(table["value"] - (0 if half is None else half)).min(), *low])
-    room = _WORD_SHARE * (max([table["value"].max(), *low]) - lowest)  # below it, a word would stand on the axis
+    heights = [value for _, value in levels]
+    lowest = 0.0 if curve.zero else min([(table["value"] - (0 if half is None else half)).min(), *heights])
+    room = _WORD_SHARE * (max([table["value"].max(), *heights]) - lowest)  # what a word under a line takes
     values = alt.Scale(zero=curve.zero, nice=True, **({"domainMin": lowest - room} if levels else {}))
     y = alt.Y("value:Q", title=curve.y_title, scale=values, axis=alt.Axis(tickCount=5))
     shown = table[["at", "value"]].assign(what="predicted")
@@ -180,10 +180,10 @@ def _draw_curve(
     last = shown.tail(1).assign(word="predicted")
     layers.append(words(_inline(last), x, y, tones.ink, align="right", dy=14 if below else -10, fontStyle="italic"))
     if dots is not None and len(dots):
-        top = max([(table["value"] + (0 if half is None else half)).max(), dots["ms"].max(), *low])
-        px = _HEIGHT_PX / (top - lowest + room)
-        below = [(dots["ms"].min() - level) * px for level in low]
-        clear = max((gap for gap in below if 0 <= gap < _WORD_PX), default=0.0)  # below the line, not across it
+        top = max([(table["value"] + (0 if half is None else half)).max(), dots["ms"].max(), *heights])
+        px_per_ms = _HEIGHT_PX / (top - lowest + room)
+        gaps_px = [(dots["ms"].min() - height) * px_per_ms for height in heights]
+        clear = max((gap for gap in gaps_px if 0 <= gap < _WORD_PX), default=0.0)  # below the line, not across it
         layers += _draw_dots(dots.assign(value=dots["ms"]), lowest + room, x, y, tones, lines, clear)
     description = f"A dashed, predicted line over {curve.x_title}. {curve.title}."
     return finish(layers, curve.title, subtitle, description, dark=dark, height=_HEIGHT_PX, line=_LINE_CHARACTERS)
@@ -212,8 +212,8 @@ def _inline(table: pd.DataFrame) -> Any:
 def _draw_dots(
     dots: pd.DataFrame, low: float, x: alt.X, y: alt.Y, tones: Palette, lines: Sequence[alt.Tooltip], clear: float
 ) -> list[alt.Chart]:
-    """The dots, and a word beside the highest of several; else so many pixels `clear` below the one, or above it where
-    it is under `low`.
+    """The dots, and the word `measured`: beside the highest if they stand at several places, else below the dot, or
+    above it if it is under `low`. `clear`: pixels that the word goes further down, past a line.
     """
     drawn: alt.Chart = Layer(_inline(dots)).mark_circle(color=tones.exposed, size=70, opacity=1)
     first = dots.sort_values("value").tail(1).assign(word="measured")

@@ -29,8 +29,7 @@ Row: TypeAlias = Mapping[Any, Any]
 """A row of `simulate.advise`."""
 
 _CHANGES_LEAST = ("first_bucket", "cap", "prefetch", "cap_and_first_bucket")
-"""What can be set by options: of those that gain as much the first is advised. A list of buckets is named beside it."""
-
+"""The `option`s of `simulate.advise` that are advised: of those that gain as much the first. Lists of caps are not."""
 
 _COLUMNS_OF = {"first_bucket": "first_bucket_mb", "cap": "bucket_cap_mb", "prefetch": "prefetch"}
 """By action the column of `simulate.advise` that has its setting."""
@@ -67,11 +66,11 @@ def choose_setting(table: pd.DataFrame, diagnosis: Diagnosis | None) -> Row | No
 def neighbour(table: pd.DataFrame, row: Row) -> Row | None:
     """The setting next to an advised one: a bucket fewer, or else more; a unit further ahead, or else less far."""
     same_option = table[table["option"] == row["option"]]
-    by, first_sign = ("prefetch", 1) if row["option"] == "prefetch" else ("buckets", -1)
+    column, first_sign = ("prefetch", 1) if row["option"] == "prefetch" else ("buckets", -1)
     for sign in (first_sign, -first_sign):
-        beyond = same_option[(same_option[by] - row[by]) * sign > 0]
+        beyond = same_option[(same_option[column] - row[column]) * sign > 0]
         if len(beyond):
-            away = (beyond[by] - row[by]).abs()
+            away = (beyond[column] - row[column]).abs()
             nearest: list[Row] = beyond[away == away.min()].to_dict("records")
             return max(nearest, key=lambda other: int(other["gain_ns"]))
     return None
@@ -118,8 +117,8 @@ def advice_sentences(table: pd.DataFrame, diagnosis: Diagnosis) -> Iterator[str]
             yield capitalise(_sentence(row))
     if (most_ns := cutting_limit_ns(table, diagnosis)) is not None:
         played = table["least_ns"].notna().any()
-        of = "of the mean step" if played else f"in {place_name(diagnosis)}"
-        yield f"No division into buckets gains more than {'about ' if played else ''}{ms(most_ns)} {of}."
+        where = "of the mean step" if played else f"in {place_name(diagnosis)}"
+        yield f"No division into buckets gains more than {'about ' if played else ''}{ms(most_ns)} {where}."
     if table["replayed"].any():
         yield (
             "Gains are means over undisturbed steps (over all if every step was disturbed). Ranges go from the smallest"
@@ -143,7 +142,7 @@ _KINDS = {
     "cap_and_first_bucket": "first bucket",
     "prefetch": "prefetch",
 }
-"""What the options of `_CHANGES_LEAST` change."""
+"""What the options of `_CHANGES_LEAST` are called where none of them gains enough."""
 
 
 def _sentence(row: Row) -> str:
@@ -174,9 +173,9 @@ def _caps(caps_mb: Sequence[float]) -> str:
 
 
 def cutting_limit_ns(table: pd.DataFrame, diagnosis: Diagnosis) -> int | None:
-    """What no cutting into buckets exceeds, of rows of `simulate.advise`; None where that is unknown.
+    """The most that any division into buckets gains, from rows of `simulate.advise`; None where that is unknown.
 
-    Of the mean step where buckets were played; else of the diagnosis's step.
+    It is of the mean step where buckets were played, else of the diagnosis's step.
     """
     played = table[table["least_ns"].notna()]
     if len(played):
@@ -224,7 +223,7 @@ def advice_lines(table: pd.DataFrame, loop: Loop, diagnosis: Diagnosis) -> Itera
 
 
 _BY_LINES = ("first_bucket", "cap", "strategy", "prefetch")
-"""The actions that these lines do."""
+"""First actions beside which `advice_lines` names settings, too; beside any other that is certain it does not."""
 
 
 def _gathers_ns(diagnosis: Diagnosis) -> int:

@@ -124,9 +124,9 @@ def buckets_remarks(table: pd.DataFrame) -> list[str]:
 
 
 def late_sentences(late: pd.DataFrame, limit: int = MOST_LATE_BUCKETS) -> list[str]:
-    """A sentence for each row of `overlaplab.analyses.late_buckets` that matters, the first `limit` of them.
+    """A sentence for each of the first `limit` rows of `overlaplab.analyses.late_buckets` that matter.
 
-    That are buckets with over `LISTED_SHARE` of the step's exposed time, or whose last gradient cost as much.
+    A bucket matters with over `LISTED_SHARE` of the late buckets' exposed time, or if its last gradient cost as much.
     """
     enough = LISTED_SHARE * int(late["exposed_ns"].sum())
     rows = late[(late["exposed_ns"] > enough) | (late["saved_ns"] > enough)]
@@ -159,9 +159,9 @@ _SHORT_LABEL_LENGTH = 20  # characters
 
 
 def bucket_causes(diagnosis: Diagnosis | None, buckets: pd.DataFrame) -> pd.DataFrame:
-    """A row per exposed moment of a step's diagnosis, in order of time; `buckets`: its rows of `buckets`.
+    """A row per exposed moment of a step's diagnosis, in order of time; `buckets`: that step's rows of `buckets`.
 
-    Columns: `row` (Int64: which of `buckets` it is counted in, by the frame's index; null for other collectives),
+    Columns: `row` (Int64: which of `buckets` counts it, by the frame's index; null for other collectives),
     `cause` (`causes.Cause`), `label` (in words), `exposed_ns`, `start_ns` and `end_ns` (from the step's start).
     """
     rows_of = bucket_rows_by_name(buckets)
@@ -170,7 +170,7 @@ def bucket_causes(diagnosis: Diagnosis | None, buckets: pd.DataFrame) -> pd.Data
     def find_row(what: str, at_ns: int) -> int | None:
         rows = rows_of.get(what, [])
         begun = [row for row in rows if starts[row] <= at_ns]
-        return begun[-1] if begun else rows[0] if rows else None
+        return begun[-1] if begun else rows[0] if rows else None  # of several launches the latest that has begun
 
     table = _moments(diagnosis)
     rows = [find_row(str(what), at_ns) for what, at_ns in zip(table["what"], table["start_ns"], strict=True)]
@@ -191,7 +191,7 @@ def bucket_cause_words(causes: pd.DataFrame, bucket: pd.Series) -> str | None:
 
 
 def counted_once_note(causes: pd.DataFrame, buckets: pd.DataFrame) -> str | None:
-    """Where buckets' exposed times add up to more than was exposed, how much of it is theirs; `causes` as above."""
+    """How much was exposed, where buckets' exposed times add up to more; else None. `causes`: `bucket_causes`."""
     added_ns = int(buckets["exposed_ns"].fillna(0).sum())
     once_ns = int(causes.loc[causes["row"].notna(), "exposed_ns"].sum())
     if causes.empty or added_ns <= once_ns:

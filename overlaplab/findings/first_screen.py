@@ -77,16 +77,16 @@ def step_marks(diagnosis: Diagnosis) -> pd.DataFrame:
     No rows where nothing is exposed. Recorded idle time and pauses stay in all of them, see `how_short`.
     """
     span, exposed = diagnosis.span_ns, diagnosis.exposed_ns
-    alone = span - exposed + diagnosis.paused_ns
+    alone = span - exposed + diagnosis.paused_ns  # without communication, but with the host's pauses
     marks = {"measured": span, "no communication": alone} if exposed else {}
     if exposed and diagnosis.bound is not None:
         gained = diagnosis.bucket_gain_ns
         played = pd.notna(diagnosis.bound.get("found_ns"))
-        launched = alone + int(diagnosis.bound["bound_ns"]) - int(diagnosis.bound["compute_ns"])
+        prompt = alone + int(diagnosis.bound["bound_ns"]) - int(diagnosis.bound["compute_ns"])  # nothing is delayed
         if gained is not None:
             marks["best buckets found" if played else "best buckets possible"] = span - gained
-        if launched < span and not played:
-            marks["no delays or late ranks" if gained is None else "these buckets, no delays or late ranks"] = launched
+        if prompt < span and not played:
+            marks["no delays or late ranks" if gained is None else "these buckets, no delays or late ranks"] = prompt
     if exposed and diagnosis.ahead is not None:
         marks[f"prefetch {diagnosis.ahead.depth}"] = diagnosis.ahead.step_ns
     rows = pd.DataFrame(list(marks.items()), columns=["word", "ns"]).astype({"ns": "int64"})
@@ -118,7 +118,7 @@ def marks_note(diagnosis: Diagnosis) -> str | None:
 
 
 def causes_title(diagnosis: Diagnosis) -> str:
-    """The heading of the causes."""
+    """The heading of the bars of causes."""
     return f"Where the {ms(diagnosis.exposed_ns)} of exposed communication went"
 
 
@@ -147,7 +147,7 @@ def ranks_left_out(shown: int, ranks: int) -> str:
 
 
 def summary_scope(table: pd.DataFrame) -> str:
-    """How many ranks and steps the same rows cover."""
+    """How many ranks and steps rows of `overlaplab.summary` or `.totals` cover."""
     ranks = table["rank"].nunique(dropna=False)
     windows = len(table) if "step" in table else 0
     scope = f"all {ranks} ranks" if ranks > 1 else "1 rank"

@@ -1,4 +1,4 @@
-"""The training loops that runs are of, and by whose options they can be changed."""
+"""What the training loop of a run does, and by whose options it can be changed."""
 
 from __future__ import annotations
 
@@ -45,13 +45,14 @@ class Loop:
 
 
 _FRAMEWORKS: dict[str, Literal["ddp", "fsdp2"]] = {"torch-ddp": "ddp", "torch-fsdp2": "fsdp2"}
-"""What a Recorder found in somebody's own loop, by the strategy in run.json."""
+"""The framework of a loop that a Recorder recorded, by the strategy in run.json."""
 UNKNOWN_LOOP = Loop()
 
 
 def loop_of(manifest: Manifest | None, sources: frozenset[str], units: Iterable[str] = ()) -> Loop:
-    """The loop of a run; rows of `overlaplab.buckets` and `.schedule` have these `sources`, the latter `units`;
-    `by hand` is a source where the loop's own all-reduces average its gradients.
+    """The loop of a run, from the `source` of rows of `overlaplab.buckets` and `.schedule`, and the latter's `unit`.
+
+    `by hand` is among the sources where the loop's own all-reduces average its gradients.
     """
     units = set(units)
     traits = strategy_traits(manifest)

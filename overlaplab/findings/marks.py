@@ -20,7 +20,7 @@ from overlaplab.words import kind_word, rank_word, rate, shorten, size_exact
 
 _NAME_CHARACTERS = 1000  # characters of a name
 _MOST_PARAMETERS = 3  # parameters of a bucket
-_SILENT = ("modelled_ns", "dtype")
+_SILENT = ("modelled_ns", "dtype")  # fields of labels that names leave out
 
 
 def exposed_name(row: Mapping[Any, Any]) -> str:
@@ -53,7 +53,7 @@ def mark_name(name: str) -> str:
 
 
 def group_name(name: str) -> str:
-    """A name of `WindowStatistics.kernels`; the engine's `engine::comm all_reduce` is `all-reduce on the link`."""
+    """A name of `WindowStatistics.kernels` in words: `all-reduce on the link` for `engine::comm all_reduce`."""
     if not name.startswith("engine::"):
         return name
     word, _, kind = name.removeprefix("engine::").partition(" ")
@@ -79,9 +79,9 @@ def _field_words(key: str, value: str) -> str:
 
 _FACT_CHARACTERS = 400  # of a name among an event's facts
 _UNITS = ((1000, "ns", 1), (1_000_000, "µs", 1000), (10_000_000_000, "ms", 1_000_000), (inf, "s", 1_000_000_000))
-"""Durations below the first have this unit, of so many ns."""
+"""(limit in ns, unit, its ns): durations below the limit have this unit."""
 _DIGITS = ((10, 3), (1000, 2), (inf, 1))
-"""Values below the first have so many digits after the point."""
+"""(limit, digits): values below the limit have so many digits after the point."""
 
 
 def event_facts(details: EventDetails) -> list[tuple[str, str]]:
@@ -148,7 +148,7 @@ def _arrival(collective: CollectiveDetails) -> str | None:
 
 
 def _collective(collective: CollectiveDetails) -> list[tuple[str, object]]:
-    is_message = ":" in (collective["group"] or "")  # and says from which rank to which
+    is_message = ":" in (collective["group"] or "")  # such a group says from which rank to which
     group = collective["group"] if is_message else collective["group_description"] or collective["group"]
     size = collective["group_size"]
     bound = " or more: the transfer alone is not known" if collective["bus_is_lower_bound"] else ""

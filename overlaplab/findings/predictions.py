@@ -75,7 +75,7 @@ def find_disturbance(run: Run) -> tuple[str, str] | None:
 
 
 def not_predicted(run: Run) -> str | None:
-    """Why no other setting is predicted of this run, as `refuse_to_predict` and the simulation tell; None if one is."""
+    """Why no other setting can be predicted from this run; None if one can."""
     try:
         refuse_to_predict(run, needs_all_ranks=False)
     except OverlaplabError as error:
@@ -127,10 +127,10 @@ def gain_line(half_ns: int) -> str:
 
 
 def gain_finding(recorded_ns: int, predicted_ns: int, half_ns: int, microbatches: tuple[int, int] = (1, 1)) -> str:
-    """How much shorter or longer a predicted mean step is, and whether that is certain: as `advise` tells of gains.
+    """How much shorter or longer a predicted mean step is, and whether that is certain; in `advise`'s words.
 
-    `microbatches`: of a step, as recorded and as predicted. Every microbatch has as many samples, so where their number
-    changes, the time per microbatch is compared.
+    `microbatches`: how many a step has, as recorded and as predicted. Every microbatch has as many samples, so where
+    their number changes, the time per microbatch is compared.
     """
     before, after = microbatches
     lead, what = "", "mean step"
@@ -167,6 +167,6 @@ def hops_unknown(recorded: Manifest, strategy: str | None) -> str:
 
 
 def extrapolation(far: Mapping[str, Any]) -> str:
-    """What lies outside of what was recorded by more than twice; empty where nothing does."""
+    """What lies beyond twice, or below half, of what was recorded, and by which factor; empty where nothing does."""
     parts = [f"{_FAR.get(name, shorten(name))} by a factor of {times:,g}" for name, times in far.items()]
     return f"Extrapolated beyond what was recorded: {', '.join(parts)}." if parts else ""

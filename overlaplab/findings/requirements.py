@@ -40,7 +40,7 @@ class _Doubt:
 
     reason: str
     figures: Scalars | None
-    """Without it; None where nothing then is left."""
+    """The run's figures without it; None where they cannot be told."""
 
 
 def require(run: Run, *requirements: str, selection: Selection = EVERYTHING) -> None:
@@ -101,7 +101,7 @@ def _may_hold(condition: Condition, doubt: _Doubt) -> bool:
 
 
 def _holds(condition: Condition, figures: Scalars) -> bool | None:
-    """Whether a run's figures meet it; None where unknown, also by exposed time of unknown cause."""
+    """Whether figures meet the condition; None where a figure is unknown, or exposed time of unknown cause decides."""
     cases = (figures, with_unknown(figures, condition.column)) if condition.is_of_cause else (figures,)
     values = [condition.value(case) for case in cases]
     answers = {None if value is None else condition.met_by(value) for value in values}
@@ -109,7 +109,7 @@ def _holds(condition: Condition, figures: Scalars) -> bool | None:
 
 
 def _doubts(run: Run, selection: Selection, *, causes: bool) -> Iterator[_Doubt]:
-    """What else than the loop may be why a requirement fails, the least first."""
+    """What else than the loop may be why a requirement fails: busy or late steps, then slow launches as well."""
     recorded = {int(step) for step in summary(run, selection)["step"].dropna()}
     busy = busy_steps(run) & recorded
     steps = attained_steps(run.manifest) if run.manifest else ()

@@ -80,8 +80,8 @@ def _peak_sentence(counted: pd.Series, curve: pd.DataFrame) -> str:
 
 def prefetch_gain(first: GatherCost, second: GatherCost) -> str:
     """The waits and step times of two runs, and what the deeper prefetch hides if the runs differ in nothing else."""
-    what, other = ((cost.strategy, cost.setting) for cost in (first, second))
-    same = what == other and None not in what
+    settings, other_settings = ((cost.strategy, cost.setting) for cost in (first, second))
+    same = settings == other_settings and None not in settings
     if same and first.prefetch is not None and second.prefetch is not None and first.prefetch != second.prefetch:
         deep, shallow = (first, second) if first.prefetch > second.prefetch else (second, first)
         names = (f"prefetch {deep.prefetch}", f"prefetch {shallow.prefetch}")
@@ -104,7 +104,7 @@ def _waits(name: str, cost: GatherCost) -> str:
 
 
 def schedule_line(step: pd.Series, layers: int) -> str:
-    """One row of `schedule_steps` as a sentence; `layers` is the number of different ones."""
+    """One row of `schedule_steps` in a line; `layers`: how many layers have gathers."""
     places = digits(step[["peak_ns", "wait_ns"]], one_digit_from=100)
     peak, waited = (text(step[name], "ns", places) for name in ("peak_ns", "wait_ns"))
     rank, number = (text(step[name], "count") for name in ("rank", "step"))
@@ -272,7 +272,7 @@ def _few_names(units: list[str]) -> str:
 
 
 def held_limit(limit: HeldLimit, peak_bytes: int) -> str:
-    """What the line at what a prefetch may hold says, and whether more was held at most, for the chart's subtitle."""
+    """What the chart's dashed line shows, and whether the peak passed it, for the subtitle."""
     passed = " More was held: gathers began further ahead." if peak_bytes > limit.bytes else ""
     staying = f", {limit.staying} of them kept from the forward pass" if limit.staying else ""
     return f"Dashed: prefetch {limit.prefetch} may hold {count(limit.units, 'unit')}{staying}.{passed}"
@@ -286,7 +286,7 @@ def gather_waits_title(steps: pd.DataFrame) -> str:
 
 
 CHOOSE_A_CELL = "Click a cell to see its rank and step."
-"""Where a page can follow a click on a strip of ranks by steps."""
+"""The hint at a strip of ranks by steps, on pages that can follow a click."""
 
 
 def scatters_exposed_title(steps: pd.DataFrame) -> str:

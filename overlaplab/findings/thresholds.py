@@ -1,6 +1,6 @@
 """Every number that decides what a finding says: nowhere else is one written.
 
-But for those by which a step is an outlier: they lie in `analyses.worst`, which leaves it out of means.
+But for the limits beyond which a step is an outlier: they lie in `analyses.worst`, which leaves it out of means.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ SMALL_CAUSE = 0.05
 """Share of the exposed time of a step: a cause of less is not worth a bar."""
 
 CAP_TIE = 0.01
-"""Share of the step: caps whose predicted steps differ by no more are equally good, as in `simulate.remedies`."""
+"""Share of the step: settings whose predicted steps differ by no more are equally good, as in `simulate.advise`."""
 
 # How many of a kind are named before the rest is summed up.
 MOST_CAUSES = 3

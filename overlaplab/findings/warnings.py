@@ -41,8 +41,8 @@ from overlaplab.vocabulary import Rule
 from overlaplab.words import count, join_names, ms, numbers_named, percent, sentence, shorten, to_ms, unit_name
 
 _NAME_CHARACTERS = 60  # characters of a kernel's name
-_SEEN = "see with `overlaplab doctor` whether the profiler sees the device"
-_REMEDY = f"record with activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], and {_SEEN}"
+_CHECK_PROFILER = "see with `overlaplab doctor` whether the profiler sees the device"
+_REMEDY = f"record with activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], and {_CHECK_PROFILER}"
 _ENDS_ONLY = (
     "only the kernels that send and that receive were recorded: the data move in between without a kernel, so how long"
     " that takes, and what of it is hidden, is not seen"
@@ -183,23 +183,23 @@ def unrecorded_activity(run: Run, why: str | None = None) -> str | None:
     sign = device_sign(traces[0]) if traces else None
     if sign is None:
         return None
-    by, names = sign
+    kind, names = sign
     where = _rank_words(run, traces)
-    if by is Sign.UNKNOWN:
+    if kind is Sign.UNKNOWN:
         named = join_names(list(names[:MOST_KERNELS]))
         return (
             f"this device is not known{where}, so there is no breakdown: the trace holds {named}, and no kernel or copy"
             " in a category that Kineto writes (kernel, gpu_memcpy, gpu_memset)"
         )
-    return f"{Rule.UNRECORDED}{where}, so there is no breakdown: {why or _remedy(by, names)}"
+    return f"{Rule.UNRECORDED}{where}, so there is no breakdown: {why or _remedy(kind, names)}"
 
 
 def _remedy(sign: Sign, names: Sequence[str]) -> str:
-    """What to do about device activity that was not recorded, by what names the device."""
+    """What to do about device activity that was not recorded, by the sign that there is a device, and its names."""
     if sign is Sign.CALLS:
         return (
             f"the trace holds the calls to the device ({', '.join(names)}) without its kernels, so these were asked for"
-            f" and lost; end other profilers of the device, and {_SEEN}"
+            f" and lost; end other profilers of the device, and {_CHECK_PROFILER}"
         )
     if sign is Sign.BACKEND and "nccl" not in names[0]:
         return f"the backend {names[0]} needs a device; record with activities=torch.profiler.supported_activities()"
@@ -220,7 +220,7 @@ def _rank_words(run: Run, traces: Sequence[Trace]) -> str:
 
 
 def _nothing_counts(run: Run, silent: Sequence[Trace]) -> Iterator[str]:
-    """Why tables are empty that show what these traces' ranks did, if there are any."""
+    """Why tables show nothing of the ranks of these `silent` traces; nothing without such traces."""
     if not silent:
         return
     start = f"nothing that was recorded{_rank_words(run, silent)} counts as compute, communication or memory: "
@@ -269,7 +269,7 @@ def unmatched_notes(table: pd.DataFrame) -> tuple[str, ...]:
 
 
 def _busy_warnings(run: Run) -> Iterator[str]:
-    """In which steps a computing thread waited long for a core, or that nobody can tell."""
+    """In which steps computation waited long for a core, or that the system does not report it; at most one line."""
     if run.manifest and run.manifest.processor_counts is False:
         unknown = "the operating system did not report how long computation waited for a core"
         yield f"{unknown}: such time counts as computation"

@@ -13,9 +13,9 @@ from overlaplab.load.watched import Watched, WatchedRecording
 from overlaplab.words import count, join_names, ms, ordinal, percent, shorten
 
 SAME_RANK_SHARE = 0.8
-"""If one rank was the late one this often, it always is."""
+"""Share of all late arrivals: a rank with as many is said to be the late one whenever one is."""
 SELDOM_LATE_SHARE = 0.1
-"""Ranks that are late in fewer of the measured steps are not worth a word."""
+"""Share of the measured steps, or of dumped collectives: if a rank is late in fewer, no rank is named."""
 BEHIND_STEPS = 20
 """A rank this many steps behind the others has stopped: ranks that train are hardly more than one apart."""
 _EXPOSED_WORDS = {
@@ -100,6 +100,7 @@ def _late_in_training(watched: Watched, ranks: pd.DataFrame, late: pd.DataFrame)
 
 
 def _change_sentence(change: pd.Series[Any]) -> str:
+    """A sentence for a row of `watched_changes`: a late rank or the step time is no longer what it was."""
     before, after = int(change["before_ns"]), int(change["after_ns"])
     if change["change"] == "late rank":
         between = f"between steps {change['since_step']:,} and {change['step']:,}"
@@ -108,8 +109,8 @@ def _change_sentence(change: pd.Series[Any]) -> str:
         if not after:
             return f"Rank {change['rank']} has ceased to be late {between}; until then it was, by {ms(before)}."
         return f"Rank {change['rank']} has changed {between}: it is late by {ms(after)}, until then by {ms(before)}."
-    longer = f"{percent(abs(after - before), before)} {'longer' if after > before else 'shorter'}"
-    text = f"From step {change['step']:,} on steps take {longer}: {ms(after)}, until then {ms(before)}"
+    difference = f"{percent(abs(after - before), before)} {'longer' if after > before else 'shorter'}"
+    text = f"From step {change['step']:,} on steps take {difference}: {ms(after)}, until then {ms(before)}"
     if pd.isna(change["exposed_before_ns"]) or pd.isna(change["exposed_after_ns"]):
         return text + "."
     was, now = (ms(int(change[f"exposed_{when}_ns"])) for when in ("before", "after"))
@@ -124,6 +125,7 @@ def _kind_sentence(kind: pd.Series[Any]) -> str:
 
 
 def _stopped_sentences(watched: Watched, ranks: pd.DataFrame, stopped: pd.DataFrame) -> Iterator[str]:
+    """A sentence on all ranks if all have stopped; else one for each that has stopped or is far behind the others."""
     if len(stopped) > 1 and len(stopped) == len(watched.ranks) and stopped["others_wait_in"].isna().all():
         yield _all_stopped(stopped)
         return
@@ -144,10 +146,11 @@ def _all_stopped(stopped: pd.DataFrame) -> str:
     last_step = rows[0]["last_step"]
     what = "its first step" if pd.isna(last_step) else f"a step after step {last_step:,}"
     text = f"No rank has ended {what}{_for_seconds(rows[0]['since_ns'])}"
-    if not all(
+    are_at_one_collective = all(
         pd.isna(row["group"]) or (row["group"], row["enqueued"]) == (rows[0]["group"], rows[0]["enqueued"])
         for row in rows
-    ):
+    )
+    if not are_at_one_collective:
         return f"{text}."
     if pd.isna(rows[0]["group"]):
         return f"{text}; which collectives they wait in is unknown."
@@ -184,7 +187,7 @@ def _recordings(watched: Watched) -> list[WatchedRecording]:
 
 
 def watched_about(watched: Watched, ranks: pd.DataFrame) -> str:
-    """What a watched training is, for a page's head: `8 ranks · step 2,000 of a running training`."""
+    """What a watched training is, for a page's head: `8 ranks · step 2,000 of a training that has ended`."""
     step = 0 if ranks.empty else int(ranks["last_step"].max()) + 1
     ended = all(rank.header.ended for rank in watched.ranks)
     training = "of a training that has ended" if ended else "of a training that has not ended"
@@ -247,6 +250,7 @@ def _steps_per_column(table: pd.DataFrame) -> int:
 MIN_LATE_NS = 1_000_000
 """Who comes last by less than a millisecond is not late."""
 MAX_NAMED = 3
+"""How many disagreements are listed, and how many kinds in each."""
 
 
 def dumped_sentences(dumps: FlightDumps, collectives: pd.DataFrame, stopped: pd.DataFrame) -> list[str]:

@@ -52,7 +52,7 @@ def setting_words(setting: Setting) -> str:
 
 
 def _microbatches(setting: Setting) -> int | None:
-    """How many the setting asks for in a step, of a pipeline or by accumulation."""
+    """How many microbatches per step the setting asks for, of a pipeline or by accumulation."""
     return setting.accumulate if setting.microbatches is None else setting.microbatches
 
 
@@ -71,9 +71,9 @@ def what_if_headline(
     microbatches: int = 1,
     algorithm: Algorithm = "ring",
 ) -> str:
-    """The predicted step with its interval beside the measured one; `doubt_ns`: by how much they must differ.
+    """The predicted step with its interval beside the measured one; `doubt_ns`: what a certain gain exceeds.
 
-    `microbatches`: of a recorded step.
+    `microbatches`: how many a recorded step has.
     """
     words = question_words(setting, algorithm)
     if not words:
@@ -143,8 +143,8 @@ def _closeness(best: Mapping[Any, Any], table: pd.DataFrame) -> str:
 
 
 def _best_row(table: pd.DataFrame, advised_mb: float | None = None) -> dict[Any, Any]:
-    """The row of the largest cap whose step is about as short as the shortest, since each bucket costs the host time,
-    too, or of the advised one of these; or that of the smallest such depth, since each unit ahead takes memory.
+    """The row to name of those within `CAP_TIE` of the shortest step: of caps the advised one, else the largest, since
+    each bucket costs host time; of depths the smallest, which holds least memory.
     """
     rows: list[dict[Any, Any]] = table[table["step_ns"] <= table["step_ns"].min() * (1 + CAP_TIE)].to_dict("records")
     if "prefetch" in table:
@@ -205,10 +205,10 @@ def depths_advice(
 
 
 def device_folded(option: str | None, why: str, *, first: bool, link: bool, ranks: bool) -> list[str]:
-    """What is not predicted of a run on GPUs on this page, and why; `option` is what is, or else there is a reason.
+    """What this page does not predict of a run on GPUs, and why.
 
-    `first`, `link`, `ranks`: whether `overlaplab predict` takes another cap of the first bucket, another link, other
-    numbers of ranks.
+    `option`: the one that it predicts; None if it predicts neither, for the reason `why`. `first`, `link`, `ranks`:
+    whether `overlaplab predict` takes another cap of the first bucket, another link, other numbers of ranks.
     """
     folded = {
         None: f"bucket_cap_mb, prefetch: {why}",

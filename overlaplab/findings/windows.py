@@ -38,7 +38,7 @@ def window_size(window: WindowStatistics) -> str:
 def window_lead(window: WindowStatistics, step: int | None = None, chosen: str = "") -> str:
     """How much of the window's communication is exposed, and on which rank most.
 
-    `step` is the one that the window is, and `chosen` why that one.
+    `step`: the step, if the window is exactly one, and `chosen`: why that step.
     """
     table = window.ranks
     where = f"{count(len(table), 'rank')}, {ms(window.end_ns - window.start_ns)} from {ms(window.start_ns)} on"
@@ -72,7 +72,7 @@ def timeline_title(view: View) -> str:
 
 
 def timeline_lead(view: View, where: str, ranks: int) -> str:
-    """What a report's timeline shows, which cannot be zoomed to single events; `ranks` are all, shown or not."""
+    """What a report's timeline shows, which cannot be zoomed to single events; `ranks`: how many are selected."""
     streams = view.marks[view.marks["kind"].eq("stream")]  # as `window_size` counts; other lanes repeat them
     shown, marks, events = len(view.totals), len(streams), int(streams["events"].sum())
     left_out = f" The first {shown} of {ranks} ranks." if ranks > shown else ""

@@ -16,7 +16,7 @@ from overlaplab.sections.blocks import Bars, Block, Chart, Folded, Lines, Sectio
 from overlaplab.words import sentence
 
 _ZOOM = "wheel![event.ctrlKey || event.metaKey]"
-"""The wheel alone scrolls the page."""
+"""The event that zooms a chart: the wheel alone scrolls the page."""
 _HINT = "Ctrl + wheel zooms, drag pans, double-click shows all."
 
 
@@ -68,7 +68,7 @@ def draw_section(section: Section) -> Shown:
 
 
 def _draw_block(block: Block) -> Sequence[Drawn | TableBlock | Lines | Tiles | Bars | Folded]:
-    """A block with its chart drawn, and its tables summed up; nothing where nothing is folded away."""
+    """A block with its chart drawn, and its tables summed up; nothing in place of a fold without content."""
     match block:
         case Chart():
             return [draw_chart(block.draw(note=block.note), block.note)]
@@ -100,7 +100,7 @@ def draw_chart(chart: alt.LayerChart, note: str | None = None) -> Drawn:
     subtitle = " ".join(_text_lines(texts.get("subtitle"))).strip()
     if note is not None:
         subtitle = subtitle.removesuffix(note).strip()
-    zooms = _zooms_with_ctrl(spec)
+    zooms = _zoom_with_ctrl(spec)
     lines = (subtitle, sentence(note) if note else "")
     return Drawn(
         title=" ".join(_text_lines(texts.get("text"))),
@@ -110,8 +110,8 @@ def draw_chart(chart: alt.LayerChart, note: str | None = None) -> Drawn:
     )
 
 
-def _zooms_with_ctrl(spec: dict[str, Any]) -> bool:
-    """Make a chart that the wheel zooms need Ctrl for it; whether there was such a chart."""
+def _zoom_with_ctrl(spec: dict[str, Any]) -> bool:
+    """Have the wheel zoom a chart with Ctrl alone; return whether the chart zooms at all."""
     windows = [parameter for parameter in spec.get("params", []) if parameter.get("name") == WINDOW]
     for parameter in windows:
         parameter["select"] = {"type": "interval", "encodings": ["x"], "zoom": _ZOOM}

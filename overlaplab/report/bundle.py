@@ -125,7 +125,7 @@ def themed_spec(spec: dict[str, Any]) -> dict[str, Any]:
 
 
 def with_texts(spec: Any, change: Callable[[str, str], str], key: str = "") -> Any:
-    """A chart's spec with its texts, but for its data, as `change` makes them of each's key and itself."""
+    """A chart's spec with `change(key, text)` in place of each text, but for its data."""
     if isinstance(spec, dict):
         return {
             key: part if key in ("data", "datasets") else with_texts(part, change, key) for key, part in spec.items()
@@ -136,13 +136,13 @@ def with_texts(spec: Any, change: Callable[[str, str], str], key: str = "") -> A
 
 
 def fill(colour: str) -> str:
-    """The style sheet's variable with a colour of the palette."""
+    """The style sheet's variable for a colour of the palette."""
     return str(themed_spec({"fill": getattr(LIGHT, colour)})["fill"])
 
 
 @cache
 def _tones() -> dict[str, tuple[str, str]]:
-    """By name of the style sheet's variable: the colour in the light and in the dark theme."""
+    """The colour in the light and in the dark theme, by the name of the style sheet's variable."""
     dark = asdict(DARK)
     tones = {word.replace("_", "-"): (tone, dark[word]) for word, tone in asdict(LIGHT).items()}
     in_dark = mark_colours(DARK)

@@ -34,7 +34,7 @@ _IDLE = ("idle_ns", "host_wait_ns", "kernel_wait_ns", "preempted_ns", "other_ns"
 
 
 def summary_document(of: RunTables) -> Document:
-    """Per rank and step where time went, and the rank's total."""
+    """Per rank and step where time went, the rank's total, and delays; also of ranks in which no step was found."""
     sums = {total.pop("rank"): total for total in records(of.totals)}
     by_rank = _rank_documents((row.pop("rank"), row) for row in records(of.summary))
     steps = {document["rank"]: document["steps"] for document in by_rank}
@@ -61,12 +61,12 @@ def summary_document(of: RunTables) -> Document:
 
 
 def _end(of: RunTables, notes: Iterable[str] = ()) -> Document:
-    """What is real of the run, and what a reader must know."""
+    """The last keys of several documents: what is real of the run, and what a reader must know."""
     return {"emulated": is_emulated(of.run), "predicted": _prediction(of), "warnings": [*of.warnings, *notes]}
 
 
 def _prediction(of: RunTables) -> Document | None:
-    """From what, and how far it may be off; None of recordings."""
+    """What run.json says of the prediction: from what, and how far it may be off; None of recordings."""
     return of.manifest.predicted if of.manifest else None
 
 
@@ -205,7 +205,7 @@ def schedule_document(of: RunTables) -> Document:
     counted = {(row.pop("rank"), row["step"]): row for row in records(counts)}
     nothing = dict.fromkeys(counts.columns.drop("rank"), 0) | {"peak_ns": None}
     steps = []
-    for rank, step in sorted({*counted, *details["volume"]}, key=_in_order):  # those that only sent something, too
+    for rank, step in sorted({*counted, *details["volume"]}, key=_sort_key):  # those that only sent something, too
         row = counted.get((rank, step), nothing | {"step": step})
         steps.append((rank, row | {name: rows.get((rank, step), []) for name, rows in details.items()}))
     return {
@@ -282,8 +282,9 @@ def _planned_document(step: PlannedStep, training: Training) -> Document:
     }
 
 
-def _in_order(identity: tuple[int | None, int | None]) -> tuple[int, ...]:
-    return tuple(-1 if number is None else number for number in identity)
+def _sort_key(window: tuple[int | None, int | None]) -> tuple[int, ...]:
+    """The rank and step as numbers: unknown ones come first."""
+    return tuple(-1 if number is None else number for number in window)
 
 
 def compare_document(runs: Sequence[Run], selection: Selection = EVERYTHING) -> Document:
@@ -321,7 +322,7 @@ def _sweep_document(runs: Sequence[Run], selection: Selection = EVERYTHING) -> D
 
 
 def _bucket_links(links: pd.DataFrame) -> Document | None:
-    """The step that stands for a cap, and its buckets."""
+    """The step that stands for a cap, and from when to when each of its buckets was sent; None where it is unknown."""
     if links.empty:
         return None
     links = links.assign(exposed_ns=(links["end_ns"] - links["start_ns"]).where(links["part"] == "exposed", 0))
@@ -364,7 +365,7 @@ def _records_by_step(table: pd.DataFrame) -> dict[tuple[int | None, int | None],
 
 
 def _rank_documents(steps: Iterable[tuple[int | None, Document]]) -> list[Document]:
-    """Steps with their ranks, as a document per rank."""
+    """A document per rank, from pairs of a rank and a step's document."""
     of_rank: dict[int | None, list[Document]] = {}
     for rank, step in steps:
         of_rank.setdefault(rank, []).append(step)

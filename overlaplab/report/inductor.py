@@ -25,7 +25,7 @@ _GATHERED, _SCATTERED = "all_gather", "reduce_scatter"
 
 
 def write_inductor_estimates(run: Run, file: BinaryIO) -> int:
-    """Write the times; returns of how many collectives. Raises `OverlaplabError` where no transfer is known."""
+    """Write the times; return of how many collectives they are. Raises `OverlaplabError` where no transfer is known."""
     rows = [row for row in collective_times(run).to_dict("records") if row["dtype"] in _DTYPES]
     if not rows:
         raise OverlaplabError(

@@ -47,7 +47,7 @@ _COLLECTIVE_ARGUMENTS = (
 _OF_COLLECTIVE = ("kind", "bytes", "group_description", "transfer_ns", "bus_gb_per_s", "skew_ns", "last_rank")
 
 _LINES_AT_ONCE = 4096
-"""So many are made at once."""
+"""Lines that are made and written at once."""
 
 
 def write_perfetto(
@@ -66,7 +66,7 @@ def _lines(run: Run, progress: Callable[[int, int], None] | None) -> Iterator[st
     first = _first_ns(run, timeline)
     yield '{"schemaVersion": 1, "displayTimeUnit": "ns",'
     yield f' "baseTimeNanoseconds": {run.traces[0].origin_ns + first if run.traces else 0},'
-    yield f' "distributedInfo": {json.dumps(_process(run))},'
+    yield f' "distributedInfo": {json.dumps(_distributed_info(run))},'
     yield ' "traceEvents": ['
     details = _details(run)
     ids = counted(1)
@@ -92,8 +92,8 @@ def _first_ns(run: Run, timeline: Timeline) -> int:
     return min(starts, default=0)
 
 
-def _process(run: Run) -> dict[str, Any]:
-    """What kineto's `distributedInfo` tells, as far as it is the same for all ranks, and all their groups."""
+def _distributed_info(run: Run) -> dict[str, Any]:
+    """Kineto's `distributedInfo` as far as it is the same for all ranks, with the groups of all."""
     first = run.traces[0]
     groups = [
         {"pg_name": group.name, "pg_desc": group.description, "pg_size": group.size, "ranks": list(group.ranks)}
@@ -131,7 +131,7 @@ class _Writer:
     def rank_lines(
         self, timeline: Timeline, of_collectives: dict[int, str], of_steps: dict[tuple[int, int], str]
     ) -> Iterator[str]:
-        """The rank's name, and the tracks that are no threads or streams of its."""
+        """The rank's name, and its tracks that are neither threads nor streams."""
         rank = self.run.traces[self.place].rank
         name = "rank unknown" if rank is None else f"rank {rank}"
         yield from _process_name(self.pid, name + _emulation_words(self.run), self.place)
@@ -141,7 +141,7 @@ class _Writer:
             marks = chosen[chosen["lane"] == lane.lane]
             if marks.empty:
                 continue
-            label = str(lane.label).split(" ", 2)[-1]
+            label = str(lane.label).split(" ", 2)[-1]  # without `rank 3`
             starts, ends = marks["start_ns"].to_numpy(), marks["end_ns"].to_numpy()
             tracks = nesting_tracks(starts, ends)
             count = int(tracks.max()) + 1
@@ -149,11 +149,11 @@ class _Writer:
                 yield from _thread_name(self.pid, tid + track, name)
             names = [json.dumps(name.removeprefix("engine::")) for name in marks["name"].cat.categories]
             columns = (marks["name"].cat.codes, starts, ends - starts, tracks, marks["collective"])
-            for name, start, took, track, collective in zip(*(column.tolist() for column in columns), strict=True):
+            for code, start, took, track, collective in zip(*(column.tolist() for column in columns), strict=True):
                 is_step = lane.kind == "steps"
                 arguments = of_steps.get((self.place, start)) if is_step else of_collectives.get(collective)
                 yield (
-                    f'{{"ph":"X","cat":"{OWN}","name":{names[name]},"pid":{self.pid},"tid":{tid + track}'
+                    f'{{"ph":"X","cat":"{OWN}","name":{names[code]},"pid":{self.pid},"tid":{tid + track}'
                     f',"ts":{us_text(start - self.first_ns)},"dur":{us_text(took)}'
                     f',"args":{arguments or "{}"}}}'
                 )
@@ -182,6 +182,7 @@ class _Writer:
                 where = f'"pid":{pid},"tid":{tid},"ts":{us_text(start)}'
                 numbers = zip(_ARGUMENTS.values(), values[7:], strict=True)
                 arguments = [*fixed, *(f'"{key}":{value}' for key, value in numbers if value >= 0), *more.get(row, ())]
+                # What has no duration becomes an instant ("i") of its thread ("s":"t").
                 kind, lasts = (phase, f',"dur":{us_text(took)}') if phase == '"X"' else ('"i"', ',"s":"t"')
                 yield (
                     f'{{"ph":{kind},"cat":{category},"name":{name},{where}{lasts},"args":{{{",".join(arguments)}}}}}'
@@ -191,7 +192,7 @@ class _Writer:
 
 
 def _more_arguments(trace: Trace) -> dict[int, list[str]]:
-    """What the arguments of those events that communicate tell beside, as JSON, by row."""
+    """Further arguments of events, as JSON, by row: what a collective is, and the inputs of operators."""
     texts_by_row: dict[int, list[str]] = {}
     for row in trace.collectives.to_dict("records"):
         arguments = ((key, row[column]) for column, key in _COLLECTIVE_ARGUMENTS)

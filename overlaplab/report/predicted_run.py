@@ -40,7 +40,7 @@ def write_run(out: Path, manifest: Mapping[str, Any], ranks: Sequence[Sequence[E
 
 
 def _groups(rank: int, manifest: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Those that the rank is in along the axes of a mesh of several, by the names that `played_events` gives them."""
+    """The rank's group along each axis of a mesh of several, named as `played_events` names it."""
     mesh = Mesh(**manifest["mesh"]) if manifest.get("mesh") else None
     if mesh is None or mesh.is_one_axis:
         return
@@ -57,6 +57,7 @@ def _groups(rank: int, manifest: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _lines(rank: int, groups: Sequence[Mapping[str, Any]], events: Sequence[Event], predicted: object) -> Iterator[str]:
+    """The text of a rank's trace; its first group is that of all ranks."""
     job = {"backend": "predicted", "rank": rank, "world_size": groups[0]["pg_size"], "pg_config": groups}
     head = {"schemaVersion": 1, "displayTimeUnit": "ms", "baseTimeNanoseconds": 0, "distributedInfo": job}
     yield json.dumps(head | {"predicted": predicted})[:-1] + ', "traceEvents": [\n'

@@ -53,8 +53,8 @@ def _diagnose(tables: RunTables, table: pd.DataFrame) -> findings.Diagnosis | No
 
 
 def comparison(reported: Sequence[RunTables]) -> tuple[Chapter | None, dict[int, str]]:
-    """What a report says about all runs together, None where fewer than two can be compared; and the runs' roles: in a
-    sweep, the places of the runs that have a chapter, and what each stands for; empty where all have.
+    """What a report says about all runs together, None where fewer than two can be compared; and, by the
+    places of the runs that get a chapter, what each stands for in a sweep, empty where all get one.
     """
     good = [tables for tables in reported if not tables.summary.empty]
     if len(good) < 2:

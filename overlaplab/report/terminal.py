@@ -45,7 +45,7 @@ def lead(run: Run) -> Iterator[Printed]:
 
 
 def _tables(block: TableBlock, title: str | None = None, *, every: bool, padding: int = 1) -> Iterator[Printed]:
-    """A table, with `every` row of it, or summed up where it is too long; `title` instead of its caption."""
+    """A table with `every` row of it, or else summed up if it is too long; `title` stands in place of its caption."""
     parts = [block] if every else block.summed_up()
     if len(parts) > 1 and title:
         yield title
@@ -54,7 +54,7 @@ def _tables(block: TableBlock, title: str | None = None, *, every: bool, padding
 
 
 def line(of: RunTables) -> str:
-    """What `summary` begins with: which step speaks, what is exposed in it, why, and what to try first."""
+    """The run in one line: which step speaks for it, what is exposed in it, why, and what to try first."""
     parts = [of.verdict] if of.diagnosis is None else findings.why_and_what_to_do(of.diagnosis)
     return visible_line(" ".join((*map(str, lead(of.run)), *parts)))
 
@@ -238,7 +238,7 @@ def warnings_by_run(runs: Iterable[Run]) -> Iterator[Text]:
 
 
 def warnings(sentences: Iterable[str]) -> Iterator[Text]:
-    """A line each."""
+    """Each sentence as a warning of its own line."""
     return (plain_text(f"warning: {sentence}", "yellow") for sentence in sentences)
 
 
@@ -293,7 +293,7 @@ def _cells(frame: pd.DataFrame, column: Column, places: int) -> list[str]:
 
 
 def _size(value: Any, unit: str) -> str:
-    """With no more digits than tell something."""
+    """A size with no more digits than tell something."""
     return text(value, unit, 0 if unit == "kB" or (pd.notna(value) and value >= 1e9) else 2)
 
 

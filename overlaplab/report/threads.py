@@ -21,7 +21,7 @@ FIRST_THREAD = 1000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Threads:
-    """Where a rank's events are put: all in one process, but for what other host processes of its did."""
+    """Where a rank's events are put: all in one process, but for those of its further host processes."""
 
     pids: Integers
     tids: Integers
@@ -33,7 +33,7 @@ class Threads:
 
 
 def assign_threads(trace: Trace, pid: int) -> Threads:
-    """A thread per stream, then one per thread; what only overlaps in one gets a further one. `pid` is the rank's."""
+    """Give each stream, then each thread, a track, and further ones where slices overlap; `pid`: the rank's process."""
     events = trace.events
     host = (events["stream"] < 0).to_numpy()
     pids = np.full(len(events), pid, dtype=np.int64)
@@ -68,7 +68,7 @@ def numbered_names(name: str, count: int) -> list[str]:
 
 
 def _groups(events: pd.DataFrame, host: NDArray[np.bool_]) -> list[NDArray[np.intp]]:
-    """The rows of each stream, then of each thread, as `nesting_tracks` takes them."""
+    """The rows of each stream, then of each thread, in the order that `nesting_tracks` takes."""
     device, stream = events["device"].to_numpy(np.int64), events["stream"].to_numpy(np.int64)
     keys = pd.DataFrame({"host": host, "device": np.where(host, thread_numbers(events), device), "stream": stream})
     keys.loc[host, "stream"] = -1
@@ -84,7 +84,7 @@ def _name(event: pd.Series, several_devices: bool) -> str:
 
 
 def nesting_tracks(starts: Integers, ends: Integers) -> Integers:
-    """For each slice, in order of start and of those with one start the longest first, the number of its track.
+    """The number of each slice's track. Slices are in order of start, of those with one start the longest first.
 
     Each goes to the first track in which every slice that is still open when it starts also outlasts it.
     """

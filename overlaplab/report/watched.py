@@ -17,7 +17,7 @@ from overlaplab.sections.watched import WatchedTables, watched_ranks_block
 from overlaplab.words import sentence
 
 MAX_ROWS = 20
-"""So many collectives are printed, the last ones; JSON has all."""
+"""The last ones of more collectives are printed; JSON has all."""
 _COLUMNS = columns(
     "dumped_collectives",
     *("group", "sequence", "kinds", "arrived", "missing", "late_rank", "late_ns", "duration_ns", "completed"),

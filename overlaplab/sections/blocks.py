@@ -57,15 +57,15 @@ class TableBlock:
     notes: Sequence[str] = ()
     """What a reader of a page must know: each begins with a small letter and ends without a full stop."""
     most: int | None = None
-    """How many rows are read without trouble, where these are not `MOST_ROWS`."""
+    """A table with more rows is long; None: `MOST_ROWS`."""
     ranked_by: str = ""
     """The column whose largest values name the rows that matter most; empty: the first rows do."""
     ranked_words: str = ""
-    """What these rows are: `that were exposed most`."""
+    """What is said of the rows that matter most: `that were exposed most`."""
     summary: Sequence[TableBlock] = ()
     """What is shown in its place where it is too long; empty: some of its rows."""
     left_out: str = ""
-    """The rows of a longer table that these are; empty where they are all."""
+    """The rows of a longer table that these are, in words: `the first 50 of 300`; empty where they are all."""
 
     @property
     def note(self) -> str:
@@ -148,7 +148,7 @@ class Folded:
     key: str
     heading: str
     blocks: Callable[[], Sequence[TableBlock | Lines]]
-    """Made when it is opened, where a page can tell that; there may be none."""
+    """Makes what is in it, once it is opened where a page can tell that; there may be none."""
 
 
 Block: TypeAlias = Chart | TableBlock | Lines | Tiles | Bars | Folded

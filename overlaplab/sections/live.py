@@ -34,7 +34,7 @@ def live_section(tables: WatchedTables) -> Section:
 
 
 def _strip_ranks(tables: WatchedTables) -> tuple[list[int], str | None]:
-    """The ranks of the strip, and what is said of the others."""
+    """The ranks of the strip, and a note on which these are, unless they are all."""
     ranks = [rank.header.rank for rank in tables.watched.ranks]
     times = tables.late.loc[tables.late["late"], "late_rank"].value_counts()
     most = sorted(sorted(ranks, key=lambda rank: -int(times.get(rank, 0)))[:MAX_STRIP_RANKS])

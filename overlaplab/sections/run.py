@@ -50,8 +50,8 @@ def window_section(
 ) -> Section:
     """A window of the timeline that can be moved: what is `visible`, or else `selected`, in figures.
 
-    `what` says what is selected, or how to select; `step` is the one that is visible, if it is one as a whole, and
-    `why` that one.
+    `what` says what is selected, or how to select; `step` is the visible one, if exactly one step is visible, and `why`
+    says why that one is.
     """
     chosen = selected or visible
     notes = [findings.window_size(chosen).removesuffix("."), what.removesuffix(".")]
@@ -140,7 +140,7 @@ def gathers_limit(table: pd.DataFrame, manifest: Manifest | None) -> analyses.He
 
 
 def strips(of: RunTables, note: str | None = None) -> list[Chart]:
-    """By rank and step, waits for gathers and exposed reduce-scatters, where more than one cell is known."""
+    """Charts of waits for gathers and of exposed reduce-scatters by rank and step, each if it has several cells."""
     tables = (
         ("gather_waits", charts.gather_waits, analyses.schedule_steps(of.schedule).dropna(subset=["wait_ns"])),
         ("scatters_exposed", charts.scatters_exposed, analyses.scatter_steps(of.scatters, of.exposed)),
@@ -162,8 +162,8 @@ def collectives_section(
 ) -> Section | None:
     """All collectives of the selected ranks, or those of one step.
 
-    `diagnosis`: that of a rank's step among them, of which the hops of the largest bucket are drawn. `kinds`: with a
-    table of the time by kind.
+    `diagnosis`: that of a rank's step among them; of this step the hops of the largest bucket are drawn. `kinds`:
+    whether to add a table of the time by kind.
     """
     table, hops, stale, exposed, summary = (
         each if step is None else analyses.rows_of(each, {"step": step})
@@ -256,5 +256,5 @@ def _pipeline_waits_section(table: pd.DataFrame, diagnosis: findings.Diagnosis |
 
 
 def _advice(diagnosis: findings.Diagnosis | None) -> tuple[str, ...]:
-    """The cause, about which rank's step that is said, and what to do: the same on every screen."""
+    """The headline with the rank and step that it is about, and what to do: the same on every screen."""
     return () if diagnosis is None else findings.why_and_what_to_do(diagnosis)

@@ -84,9 +84,9 @@ class RunTables:
         return self.find_diagnosis()
 
     def find_diagnosis(self, rank: int | None = None, step: int | None = None) -> Diagnosis | None:
-        """The diagnosis of this rank and step; of one that is not given, the one that speaks for the run.
+        """The diagnosis of this rank and step; None stands for the rank or step that speaks for the run.
 
-        Each is computed once, and that which speaks for the run says so however it is asked for.
+        Each is computed once; `chosen` of the one that speaks for the run is the same however it is asked for.
         """
         if self.summary.empty:
             return None
@@ -103,7 +103,7 @@ class RunTables:
     def _diagnose(self, window: Mapping[str, Any], rank: int | None, step: int | None, chosen: str) -> Diagnosis:
         selection = _select_window(rank, step)
         bounds = simulate.bound(self.run, selection).to_dict("records")
-        speaks = (rank, step) == self._speaking_window
+        speaks_for_run = (rank, step) == self._speaking_window
         return findings.diagnose(
             self._quiet_steps,
             window,
@@ -115,7 +115,7 @@ class RunTables:
             loop=self._loop_in(selection),
             buckets=analyses.buckets(self.run, selection),
             gains=self.gains if findings.find_disturbance(self.run) is None else None,
-            actions=None if speaks or self.diagnosis is None else self.diagnosis.actions,
+            actions=None if speaks_for_run or self.diagnosis is None else self.diagnosis.actions,
             ahead=findings.deeper_prefetch(analyses.rows_of(self.replays, window), int(window["span_ns"])),
             late_reason=self.late_reason,
             kinds=self.kinds,
@@ -125,7 +125,7 @@ class RunTables:
 
     @cached_property
     def late_reason(self) -> str | None:
-        """Why the rank is late that others wait for, where the wait for it matters."""
+        """What the late rank does for longer than the others, where evening that out would gain much; else None."""
         balance = self.gains[self.gains["remedy"].isin(["balance", "even_work"])]
         if balance.empty or int(balance["gain_ns"].iloc[0]) <= LITTLE_GAIN * int(balance["step_ns"].iloc[0]):
             return None
@@ -139,7 +139,7 @@ class RunTables:
 
     @cached_property
     def kinds(self) -> str | None:
-        """What kinds of steps there are, and what the longer ones do."""
+        """What kinds of steps there are, and what takes longer in some; None where there is one kind."""
         several = "step_kind" in self.summary and self.summary["step_kind"].nunique() > 1
         return findings.kinds_finding(self.summary, analyses.step_phases(self.run)) if several else None
 
@@ -172,7 +172,7 @@ class RunTables:
         return self._loop_in(_select_window(rank, step))
 
     def _loop_in(self, selection: Selection) -> Loop:
-        """What the loop does, as the selected steps show it; accumulation shows in steps that send nothing, too."""
+        """What the loop does, as the selected steps show it; that some steps send nothing shows accumulation, too."""
         gathers = analyses.schedule(self.run, selection)
         of_all_steps = analyses.buckets(self.run, replace(selection, steps=None))
         buckets = of_all_steps[of_all_steps["step"].isin(selection.steps)] if selection.steps else of_all_steps
@@ -287,5 +287,5 @@ def pipeline_tables(
     rank, step = window or table_window(one_window(tables.pipeline, tables.window))
     number = analyses.rows_of(tables.pipeline, {"rank": rank})["pipeline"].iloc[0]
     every = (tables.pipeline, tables.pipeline_ranks, tables.pipeline_steps)
-    actions, ranks, steps = (analyses.rows_of(of[of["pipeline"] == number], {"step": step}) for of in every)
+    actions, ranks, steps = (analyses.rows_of(each[each["pipeline"] == number], {"step": step}) for each in every)
     return actions, ranks, steps

@@ -89,7 +89,7 @@ def action_bars(actions: Sequence[findings.Advised], *, advised: bool) -> Bars:
 
 def _cause_bar(share: CauseShare, longest_ns: int, rank: int | None) -> Bar:
     starts, ends = share.rows["start_ns"], share.rows["end_ns"]
-    carried = int(starts.iloc[0]), int(ends.iloc[0])  # when the collective that has most of the cause had it
+    carried = int(starts.iloc[0]), int(ends.iloc[0])  # of the collective with most of this cause's time
     where = {"start_ns": int(starts.min()), "end_ns": int(ends.max()), "carried": carried}
     return Bar(
         label=share.label,

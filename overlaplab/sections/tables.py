@@ -128,7 +128,7 @@ def summary_rows(table: pd.DataFrame) -> TableBlock:
 
 
 def _breakdown_rows(key: str, caption: str, table: pd.DataFrame, *, without: Sequence[str] = ()) -> TableBlock:
-    """The parts of steps, or of their means."""
+    """Where the time of each row's step, or mean step, went."""
     waits = table["exposed_wait_ns"].notna().any()
     unshown = {"exposed_transfer_ns"} if waits else {"exposed_transfer_ns", "exposed_wait_ns"}
     names = (*_SUMMARY, "damaged") if "damaged" in table and table["damaged"].any() else _SUMMARY
@@ -172,7 +172,7 @@ def advice_rows(table: pd.DataFrame) -> TableBlock:
 
 
 def spots_rows(diagnosis: findings.Diagnosis) -> TableBlock:
-    """Each cause and collective of a diagnosis, in the order of its causes."""
+    """Each cause and collective of a diagnosis, the most exposed first."""
     rows = pd.concat([share.rows for share in diagnosis.causes], ignore_index=True)
     of_step = rows["exposed_ns"] / diagnosis.span_ns
     frame = rows.assign(
@@ -201,7 +201,7 @@ def _place(diagnosis: findings.Diagnosis) -> str:
 
 
 def actions_rows(actions: Sequence[findings.Advised], *, advised: bool) -> TableBlock:
-    """What would help, in the order in which it is advised; whether the first is what the advice says."""
+    """What would help, in the order in which it is advised; `advised`: whether the first is what the advice says."""
     frame = pd.DataFrame(
         {
             "gain_ns": [each.gain_ns for each in actions],
@@ -240,7 +240,7 @@ def causes_rows(diagnosis: findings.Diagnosis) -> TableBlock:
 
 
 def buckets_rows(table: pd.DataFrame, causes: pd.DataFrame | None = None) -> TableBlock:
-    """Rows of `buckets` of one rank and step, and of `findings.bucket_causes` of the same, if they are known."""
+    """Rows of `buckets` of one rank and step; `causes`: `findings.bucket_causes` of the same, if they are known."""
     late = analyses.late_buckets(table)
     frame = table.assign(held_ns=late["held_ns"].reindex(table.index).fillna(0))
     words = [None if causes is None else findings.bucket_cause_words(causes, row) for _, row in frame.iterrows()]
@@ -269,7 +269,7 @@ def buckets_rows(table: pd.DataFrame, causes: pd.DataFrame | None = None) -> Tab
 
 
 def gathers_rows(table: pd.DataFrame, diagnosis: findings.Diagnosis | None = None) -> TableBlock:
-    """Rows of `schedule` of one rank and step, those that compute waited for longest first, and its diagnosis."""
+    """Rows of `schedule` of one rank and step, the longest waits first, with causes from that step's `diagnosis`."""
     causes = pd.Series(findings.gather_cause_words(diagnosis, table), table.index, dtype=object)
     table = table.assign(cause=causes).sort_values("wait_ns", ascending=False, kind="stable", na_position="last")
     passes = zip(table["phase"], table["microbatch"], strict=True)
@@ -299,8 +299,8 @@ def gathers_rows(table: pd.DataFrame, diagnosis: findings.Diagnosis | None = Non
 
 def schedule_rows(steps: pd.DataFrame) -> TableBlock:
     """Rows of `schedule_steps`, for a terminal."""
-    counted = zip(*(steps[f"{of}layer_gathers"] for of in ("", "forward_", "backward_")), strict=True)
-    frame = steps.assign(terse_layer_gathers=[f"{of_all} = {ahead} + {back}" for of_all, ahead, back in counted])
+    counts = zip(*(steps[f"{phase}layer_gathers"] for phase in ("", "forward_", "backward_")), strict=True)
+    frame = steps.assign(terse_layer_gathers=[f"{both} = {forward} + {backward}" for both, forward, backward in counts])
     return TableBlock(
         key="schedule_table",
         caption="Per rank and step",
@@ -363,7 +363,8 @@ def collectives_rows(rows: pd.DataFrame) -> TableBlock:
     )
 
 
-_MOST_POINTS, _MOST_SIZES = 40, 4  # of a table in place of a chart
+_MOST_POINTS = 40  # a chart with more is worth its place
+_MOST_SIZES = 4  # rows of a table by size; with more sizes a chart shows more
 
 
 def sizes_rows(rows: pd.DataFrame, link_gb_per_s: float | None = None) -> TableBlock | None:
@@ -463,7 +464,7 @@ def median_kinds_rows(table: pd.DataFrame) -> TableBlock:
 def lines_rows(table: pd.DataFrame) -> TableBlock:
     """Rows of `transfer_lines`."""
     names = ("ranks", "kind", "count", "sizes", "latency_ns", "bus_gb_per_s", "deviation", "r_squared")
-    astray = table["deviation"].gt(UNSTEADY).fillna(False)
+    astray = table["deviation"].gt(UNSTEADY).fillna(False)  # times that lie too far from their line
     frame = table.assign(
         **{name: table[name].mask(astray) for name in ("latency_ns", "bus_gb_per_s")},
         ranks=[shorten(", ".join(map(str, ranks)), 40) for ranks in table["ranks"]],
@@ -562,7 +563,7 @@ def costs_rows(table: pd.DataFrame) -> TableBlock | None:
 
 
 def sweep_rows(table: pd.DataFrame, links: pd.DataFrame) -> TableBlock:
-    """Rows of `sweep`, and of `sweep_links` from when to when the link was in use."""
+    """Rows of `sweep`, with from when to when the link was in use by `sweep_links`."""
     on_link = links.groupby("bucket_cap_mb").agg(start=("start_ns", "min"), end=("end_ns", "max"))
     spans = {cap: f"{text(span['start'], 'ns')}–{text(span['end'], 'ns')}" for cap, span in on_link.iterrows()}
     times = ("step_ms", "spread_ms", "compute_only_ms", "hidden_ms", "exposed_ms", "rest_ms")
@@ -697,7 +698,7 @@ def kernels_rows(kernels: pd.DataFrame) -> TableBlock:
 
 
 def _word_groups(table: pd.DataFrame) -> pd.DataFrame:
-    """With the groups' descriptions where they have one, for a terminal their axes, and kinds as people write them.
+    """The table with groups by their descriptions, for a terminal by their axes, and kinds as people write them.
 
     A message's group says from which rank to which, and stays.
     """
@@ -713,5 +714,5 @@ def _texts(values: pd.Series[Any], unit: str, digits: int = 0) -> list[str]:
 
 
 def _fine_times(times: pd.Series[Any]) -> list[str]:
-    """In ms: on a GPU a transfer takes microseconds."""
+    """In ms, below 10 ms to the µs: on a GPU a transfer takes microseconds."""
     return [text(time, "ns", 1 if pd.notna(time) and to_ms(time) >= 10 else 3) for time in times]

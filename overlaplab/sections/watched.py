@@ -22,7 +22,7 @@ _RANKS = columns(
 
 
 def _table_property(analysis: Callable[..., pd.DataFrame], *names: str) -> cached_property[pd.DataFrame]:
-    """What an analysis makes of these attributes."""
+    """The table that an analysis makes of the attributes with these names."""
     return cached_property(lambda tables: analysis(*(getattr(tables, name) for name in names)))
 
 

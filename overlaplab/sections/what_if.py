@@ -55,7 +55,7 @@ class Parts:
 def caps_tried(run: Run) -> list[float]:
     """Caps in MiB: the least that can be played, doubled until one makes a single bucket, and the recorded one.
 
-    Where all recorded buckets are of one size only those whose T is known.
+    Where all recorded buckets are of one size, only caps whose buckets' T is known.
     """
     manifest, cut = run.manifest, find_recutting(run)
     parameters = manifest.parameters if manifest else ()
@@ -121,14 +121,14 @@ def what_if_parts(run: Run, question: Question, recorded: pd.DataFrame, note: st
 
 
 def _are_smaller_played(run: Run, setting: Setting) -> bool:
-    """Whether more microbatches are asked for, of a pipeline of which smaller ones are played, too."""
+    """Whether more microbatches are asked for of a pipeline, for which `pipeline_remedies` plays smaller ones."""
     more = (setting.microbatches or 0) > findings.microbatches_of(run)
     return more and "microbatches" in set(simulate.pipeline_remedies(run)["remedy"])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _ShownAnswer:
-    """The setting that was asked for, played."""
+    """The answer to the question, with what its charts need."""
 
     run: Run
     question: Question
@@ -148,7 +148,7 @@ class _ShownAnswer:
 
     @property
     def ranks(self) -> int:
-        """How many were played."""
+        """How many ranks were played."""
         return self.question.setting.ranks or len(self.run.traces)
 
     @property
@@ -182,7 +182,7 @@ def _option(run: Run, setting: Setting) -> Option | None:
 
 
 def _advice(played: _ShownAnswer, tried: pd.DataFrame, advised_mb: float | None) -> str:
-    """What the option's values say; compared with the setting shown, where that changes more than the option."""
+    """What to do about the option's values; gains are over the setting shown, if it changes more, else as measured."""
     option: Option = "prefetch" if "prefetch" in tried else "bucket_cap_mb"
     baseline_ns = played.answer.step_ns if played.changes_but(option) else played.measured_ns
     manifest = played.run.manifest

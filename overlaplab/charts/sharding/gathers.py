@@ -24,7 +24,7 @@ SCATTER = "reduce-scatter"
 _PARTS = (LIVE, PART, GATHER, WAIT, FORWARD, BACKWARD, SCATTER)
 _BAR_COLUMNS = ["row", "unit", "part", "phase", "microbatch", "begin", "end", "ms", "size"]
 _USES = (("first_use_ns", "last_use_ns"), ("backward_first_use_ns", "backward_last_use_ns"))
-_MOST_TURNS = 8
+_MOST_TURNS = 8  # with lines of more microbatches hardly anything else would be seen
 
 
 def schedule(
@@ -46,16 +46,17 @@ def schedule(
     tones = palette(dark)
     scatters = pd.DataFrame() if scatters is None else scatters
     names = unit_rows(table, scatters)
-    step = 16 if len(names) <= 40 else 11 if len(names) <= 72 else 7
+    row_px = 16 if len(names) <= 40 else 11 if len(names) <= 72 else 7
+    is_full_width = line > LINE / 2
     labels = list(names.values())
-    look = {"grid": False, "values": shown_rows(table, names, step), "labelPadding": 4} | LABELS_LOOK
+    look = {"grid": False, "values": shown_rows(table, names, row_px), "labelPadding": 4} | LABELS_LOOK
     word = "layer" if table["layer"].notna().any() else "unit"
     y = row_axis("row", labels, word, scale=alt.Scale(domain=labels, padding=0), **look)
     x = time_axis(window_ns or schedule_window(table, scatters), line)
     parts = _parts(table, scatters, names)
     of_parts = (tones.idle, tones.idle, tones.gather, tones.exposed, tones.forward, tones.compute, tones.scatter)
     fills = [(part, tone) for part, tone in zip(_PARTS, of_parts, strict=True) if part in set(parts["part"])]
-    legend = colours(fills, left=LABELS_WIDTH + 20, columns=6 if line > LINE / 2 else 2, offset=22)
+    legend = colours(fills, left=LABELS_WIDTH + 20, columns=6 if is_full_width else 2, offset=22)
     titles = {"unit": "", "part": "what", "phase": "", "microbatch": "", "ms:Q": "took ms"}
     lines = tooltip(titles | WHEN | {"size": ""})
     live, in_part = parts["part"] == LIVE, parts["part"] == PART
@@ -65,12 +66,12 @@ def schedule(
         bars(parts[live], x, y, legend, lines, 0.86, clip=True),
         *([bars(parts[in_part], x, y, legend, lines, 0.3, clip=True)] if in_part.any() else []),
         bars(parts[~live & ~in_part], x, y, legend, lines, 0.6, clip=True),
-        _frees(table, names, x, y, tones.ink, (step, 1.5 if line > LINE / 2 else 1.0)),
-        *_turns(table, tones.ink, named=line > LINE / 2),
+        _frees(table, names, x, y, tones.ink, (row_px, 1.5 if is_full_width else 1.0)),
+        *_turns(table, tones.ink, named=is_full_width),
     ]
     subtitle = [*schedule_remarks(table, prefetch, undrawn_uses), note]
     description = f"{len(names)} units on a time axis: {', '.join(part for part, _ in fills)}, freed. {title}."
-    return finish(layers, title, subtitle, description, dark=dark, height=alt.Step(step), line=line)
+    return finish(layers, title, subtitle, description, dark=dark, height=alt.Step(row_px), line=line)
 
 
 def schedule_window(table: pd.DataFrame, scatters: pd.DataFrame | None = None) -> tuple[int, int]:
@@ -90,14 +91,14 @@ def _parts(table: pd.DataFrame, scatters: pd.DataFrame, names: dict[str, str]) -
     """One row per bar, times in ms, in the order of drawing."""
     rows = []
 
-    def add(of: dict[Any, Any], part: str, phase: object, begin: object, end: object) -> None:
+    def add(gather: dict[Any, Any], part: str, phase: object, begin: object, end: object) -> None:
         start, stop = known_ms(begin), known_ms(end)
         if start is None or stop is None or stop <= start:
             return
-        microbatch = _word(of.get("microbatch"))
-        weight = _word(of.get("bytes"), lambda value: size_exact(int(value)))
-        unit = unit_name(of["unit"])
-        rows.append((names[of["unit"]], unit, part, str(phase), microbatch, start, stop, stop - start, weight))
+        microbatch = _word(gather.get("microbatch"))
+        weight = _word(gather.get("bytes"), lambda value: size_exact(int(value)))
+        unit = unit_name(gather["unit"])
+        rows.append((names[gather["unit"]], unit, part, str(phase), microbatch, start, stop, stop - start, weight))
 
     for row in _drawn_uses(table).to_dict("records"):
         phase = row["phase"]
@@ -180,7 +181,7 @@ _LABEL_HEIGHT_PX = 13
 
 
 def unit_rows(table: pd.DataFrame, scatters: pd.DataFrame) -> dict[str, str]:
-    """The units from top to bottom, and the label of each row.
+    """The label of each unit's row, from top to bottom.
 
     Layers come in their order, units gathered before the first layer above them, other units below.
     """
@@ -202,17 +203,17 @@ def unit_rows(table: pd.DataFrame, scatters: pd.DataFrame) -> dict[str, str]:
     return rows
 
 
-def shown_rows(table: pd.DataFrame, names: dict[str, str], step: int) -> list[str]:
+def shown_rows(table: pd.DataFrame, names: dict[str, str], row_px: int) -> list[str]:
     """The labels with room, preferred in this order: units that are no layers, the first and last layer, every one,
     or where rows are low every second or fourth.
     """
     rows = list(names.values())
     layers = {names[unit] for unit in table.loc[table["layer"].notna(), "unit"]}
     numbered = [row for row in rows if row in layers]
-    every = next(every for every in (1, 2, 4) if every * step >= _LABEL_HEIGHT_PX)
+    every = next(every for every in (1, 2, 4) if every * row_px >= _LABEL_HEIGHT_PX)
     wanted = [row for row in rows if row not in layers] + numbered[:1] + numbered[-1:] + numbered[::every]
     shown: list[int] = []
     for place in (rows.index(row) for row in wanted):
-        if all(abs(place - other) * step >= _LABEL_HEIGHT_PX for other in shown):
+        if all(abs(place - other) * row_px >= _LABEL_HEIGHT_PX for other in shown):
             shown.append(place)
     return [rows[place] for place in sorted(shown)]

@@ -17,7 +17,7 @@ _MOST_NUMBERED_CELLS = 60  # cells side by side that leave room for numbers in t
 
 
 def hops(table: pd.DataFrame, moments: pd.DataFrame, *, dark: bool = False, note: str | None = None) -> alt.LayerChart:
-    """A row per rank, a column per hop, and in each a cell per chunk: of how many ranks it holds the sum.
+    """A row per rank, a column per hop, and in each a cell per chunk with the number of ranks whose sum it holds.
 
     Takes rows of `overlaplab.analyses.hops` of one step and bucket, and of `chunks_after_hops` of these. What arrived
     in the hop has a border.

@@ -60,12 +60,13 @@ def pipeline(
     bubble = drawn["part"] == "bubble"
     wide = drawn[~bubble & (drawn["end"] - drawn["begin"] > _NUMBERED_SHARE * to_ms(end))]
     lines = tooltip({"row": "stage", "part": "what", "microbatch": ""} | WHEN | {"wait:Q": "waited before ms"})
+    bubble_lines = lines[:2] + lines[3:5]  # without microbatch and wait
     drawn_parts = [part for part, _ in fills if part != "bubble"]
     look: dict[str, Any] = {"column": "microbatch", "fontWeight": "bold"}
     inks = {"forward": tones.ink, "backward, weights": tones.on_light}
     layers = [
-        bars(drawn[bubble], x, y, colour, lines[:2] + lines[3:5], 0.7),
-        _draw_hatching(drawn[bubble], to_ms(end) / _STROKES_PER_STEP, y, tones.soft, lines[:2] + lines[3:5]),
+        bars(drawn[bubble], x, y, colour, bubble_lines, 0.7),
+        _draw_hatching(drawn[bubble], to_ms(end) / _STROKES_PER_STEP, y, tones.soft, bubble_lines),
         bars(drawn[~bubble], x, y, colour, lines, 0.7, stroke=tones.on_dark, strokeWidth=0.6),
         *(
             words(wide[wide["part"] == part], "middle", y, inks.get(part, tones.on_dark), **look)
@@ -104,7 +105,7 @@ def pipeline_held(
 
 
 def _names(table: pd.DataFrame) -> dict[int, str]:
-    """The stages in order, as rows are called."""
+    """The label of each stage's row, in order of stages."""
     pairs = table[["stage", "rank"]].drop_duplicates().sort_values("stage")
     return {
         int(stage): f"stage {stage}" + ("" if pd.isna(rank) else f", rank {rank}") for stage, rank in pairs.to_numpy()

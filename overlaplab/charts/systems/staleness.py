@@ -14,7 +14,7 @@ _HEIGHT_PX = 220
 
 
 def staleness(table: pd.DataFrame, *, dark: bool = False, note: str | None = None) -> alt.LayerChart:
-    """A bar per staleness, as high as updates had it. Takes rows of `overlaplab.analyses.staleness`."""
+    """A bar per staleness: how many updates had it. Takes rows of `overlaplab.analyses.staleness`."""
     counted = table.groupby("staleness").agg(updates=("worker", "size"), by=("worker", _ranks)).reset_index()
     every = pd.DataFrame({"staleness": range(int(table["staleness"].max()) + 1)})
     rows = every.merge(counted, how="left").fillna({"updates": 0, "by": ""})

@@ -33,11 +33,11 @@ def no_fastest(table: pd.DataFrame) -> str | None:
 
 
 ALL_TIE = "all tie with the shortest"
-"""What is said of more than two settings: of two others nothing is (see `across_runs.tiers`)."""
+"""Why none of more than two settings is the fastest; they may differ from each other (see `across_runs.tiers`)."""
 
 
 def ties(labels: Sequence[str]) -> str:
-    """That settings of the first tier tie with the first of them: of more than two others may differ."""
+    """That settings of the first tier tie with the first of them; the others may differ from each other."""
     return f"{join_names(labels)} tie" if len(labels) <= 2 else f"{labels[0]} ties with {join_names(labels[1:])}"
 
 
@@ -60,7 +60,7 @@ def compare_title(table: pd.DataFrame, labels: Sequence[str], by_cap: bool) -> s
 def compare_finding(table: pd.DataFrame) -> str:
     """Say which of the rows of `overlaplab.compare` has the shortest step, which others it beats, and by how much.
 
-    Of two others nothing is said, so that what is said of a pair does not depend on what else is compared.
+    Two that are not the shortest are not compared, so that what is said of a pair does not depend on the others.
     """
     if len(table) < 2:
         return "One run: nothing is compared"
@@ -104,7 +104,7 @@ def compare_notes(table: pd.DataFrame) -> tuple[str, ...]:
 
 
 def too_few_recordings(fewest: int, what: str) -> tuple[str, ...]:
-    """That so many recordings of each cannot tell two settings apart, where they cannot."""
+    """A note that so few recordings of each of two `what` cannot tell them apart; none where they can."""
     if fewest >= FEWEST_RECORDINGS:
         return ()
     return (
@@ -243,7 +243,7 @@ def _models_differ(table: pd.DataFrame) -> str:
 
 
 def run_labels(table: pd.DataFrame) -> tuple[str, list[str]]:
-    """The axis' title and a distinct word per run."""
+    """The title of the runs' axis, `run` or `bucket_cap_mb`, and a distinct label per run."""
     caps = table["bucket_cap_mb"]
     same = all(table[column].nunique(dropna=False) <= 1 for column in ("strategy", "ranks", "emulated", "predicted"))
     if same and caps.notna().all() and caps.nunique() == len(table) > 1:

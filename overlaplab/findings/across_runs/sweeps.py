@@ -79,7 +79,7 @@ def _why_undecided(table: pd.DataFrame) -> str:
 
 
 def _all_of_it(caps: Sequence[Row], table: pd.DataFrame) -> str:
-    """That every recording of these caps is slower than every other one, where each has several."""
+    """That each recording of these caps is slower than any of another; empty if not, or if a cap has only one."""
     others = table[~table["bucket_cap_mb"].isin([row["bucket_cap_mb"] for row in caps])]
     if not _decided_by_recordings(table) or min(row["lowest_ms"] for row in caps) <= others["highest_ms"].max():
         return ""
@@ -139,7 +139,7 @@ def sweep_advice(table: pd.DataFrame) -> tuple[str, ...]:
 
 
 def sweep_ends(table: pd.DataFrame) -> dict[float, str]:
-    """The caps with the shortest and the longest median step of the first and the last tier, and what each is."""
+    """The caps with the shortest and the longest median step, with what each is in words."""
     tiers = _tiers(table)
     best, worst = tiers[0][0], tiers[-1][-1]
     return {

@@ -47,7 +47,7 @@ class Advised:
     memory_bytes: int | None
     """How much more each rank would hold, at most; None where unknown."""
     why: str
-    """The largest cause of the diagnosed step that it answers, or its idle time; empty where it answers neither."""
+    """What it answers, in words: the diagnosed step's largest such cause or idle time, or other steps; else empty."""
 
     @property
     def short(self) -> str:
@@ -84,9 +84,9 @@ def ranked_actions(gains: pd.DataFrame, cause_rows: pd.DataFrame, loop: Loop, id
 
     Takes rows of `simulate.gains`, the rows of `split_unhideable` of the step that speaks for the run, with
     `overhead`, its loop, and how long that step is idle. What is certain comes first, what gains more before what gains
-    less. Of what gains as much, as far as that can be told, the one that is first in `ACTIONS` comes first; the gain of
-    what costs more counts half, a limit half of that. What has to be searched for is left out where most of it is
-    found.
+    less. Of what gains as much, as far as that can be told, the one that is first in `ACTIONS` comes first. A gain that
+    costs more counts half, and so does one that is a limit. What has to be searched for is left out where `host_work`,
+    which names it, gains most of that.
     """
     advised: list[Advised] = []
     by_name: dict[str, list[Row]] = {}
@@ -113,14 +113,14 @@ def ranked_actions(gains: pd.DataFrame, cause_rows: pd.DataFrame, loop: Loop, id
                     why=_answered_words(action, rows, cause_rows, idle_ns, gain_ns),
                 )
             )
-    named_ns = max((each.gain_ns for each in advised if each.action.name == "host_work"), default=0)
-    specific = [each for each in advised if each.action.costs != "a search" or named_ns < MAJORITY * each.gain_ns]
+    host_work_ns = max((each.gain_ns for each in advised if each.action.name == "host_work"), default=0)
+    specific = [each for each in advised if each.action.costs != "a search" or host_work_ns < MAJORITY * each.gain_ns]
     return tuple(_order_actions(specific))
 
 
 def listed_actions(actions: Sequence[Advised]) -> Sequence[Advised]:
-    """Those that a first screen lists: the advised one, then the others by gain, those last that cannot be told from
-    nothing; none where there is no choice.
+    """Those that a first screen lists: the advised one, then by gain the others that answer anything, uncertain
+    gains last; none where there are no others.
     """
     worth = [each for each in actions if each.is_worth_it]
     others = sorted((each for each in worth[1:] if each.why), key=lambda each: (not each.is_certain, -each.gain_ns))
@@ -128,7 +128,7 @@ def listed_actions(actions: Sequence[Advised]) -> Sequence[Advised]:
 
 
 def explain_actions(actions: Sequence[Advised], cause_rows: pd.DataFrame, idle_ns: int = 0) -> tuple[Advised, ...]:
-    """The same actions, each with what it answers in another step, of which these rows and idle time are."""
+    """The same actions, each with what it answers in another step, which has these rows and idle time."""
     rows = [_answered_rows(each.action, each.setting, cause_rows) for each in actions]
     return tuple(
         replace(each, why=_answered_words(each.action, answered, cause_rows, idle_ns, each.gain_ns))
@@ -180,6 +180,7 @@ _AND_DELAYS = ", and what that delays"
 
 
 def _order_actions(advised: Sequence[Advised]) -> list[Advised]:
+    """Take the best of those that are left, again and again: the first whose gain is about the largest."""
     left, order = list(advised), []
     while left:
         certain = any(each.is_certain for each in left)
@@ -199,8 +200,9 @@ def _weighed_ns(advised: Advised) -> float:
 
 
 def predicted_words(advised: Advised, *, beside: bool = False) -> str:
-    """The recommendation: `Try bucket_cap_mb 5. Predicted gain: 104 ms per step (33 % of 314 ms) ± 6.2 ms.`; perhaps
-    `beside` one whose gain is unknown. It is of the mean step, which may be longer or shorter than the shown one.
+    """The recommendation: `Try bucket_cap_mb 5. Predicted gain: 104 ms per step (33 % of 314 ms) ± 6.2 ms.`
+
+    `beside`: it follows one whose gain is unknown. The gain is of the mean step, not of the one that is shown.
     """
     of_mean = f"{_share(advised)} of {ms(advised.gain_ns + advised.step_ns)}"
     gain = f"{ms(advised.gain_ns)} per step ({of_mean}) {_half(advised)}".rstrip()

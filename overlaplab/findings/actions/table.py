@@ -34,9 +34,9 @@ class Action:
     fills_idle_time: bool = False
     """Whether it answers idle time as well."""
     condition: str = ""
-    """Under which its gain is predicted, where it is a limit and no setting."""
+    """The clause `if …` under which its gain is predicted, which then is a limit; empty where it is a setting."""
     shortens_overhead: bool = False
-    """Whether it answers the compute gaps between any two operators, too."""
+    """Whether it answers `overhead`, the short gaps of compute between any two operators, too."""
     subject: Literal["", "gradients", "gathers", "buffers", "barriers", "others"] = ""
     """The only collectives that it is about; empty: all. `others` move neither gradients nor parameters (but averages
     of parameters), and are no barriers.
@@ -45,7 +45,7 @@ class Action:
     """Whether it shortens every transfer, also where the loop waits by design."""
 
     def answers(self, cause: Cause, rows: pd.DataFrame, *, overhead: bool, named: bool) -> bool:
-        """Whether it is against most of such exposed time, of these rows of `split_unhideable`; see `concerns`."""
+        """Whether it is against most of the exposed time of these rows of one cause; see `concerns`."""
         if cause not in self.causes or (overhead and not self.shortens_overhead):
             return False
         concerned_ns = rows.loc[self.concerns(rows, named=named), "exposed_ns"].sum()

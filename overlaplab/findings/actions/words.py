@@ -28,7 +28,7 @@ class Case:
     what: str | None = None
     """The name that it is about."""
     cause: Cause | None = None
-    """The one cause that it is to answer, where no play tells what it gains."""
+    """The one cause that the words are against, where no play tells what it gains."""
     late_rank: int | None = None
     played: frozenset[str] = frozenset()
     """The actions that were played."""
@@ -119,7 +119,7 @@ def host_work(case: Case) -> str:
 
 
 def find_pause(case: Case) -> str:
-    """No pause of the host: the range in which it is, where that is known."""
+    """Finding the host's pause; `what`: the range in which it is, where that is known."""
     where = f" in “{shorten(case.what.strip('# '), 40)}”" if case.what else ""
     return f"finding what blocks the host{where}: the timeline shows it"
 
@@ -160,14 +160,14 @@ def asynchronous_launch(case: Case) -> str:
 
 
 def background(case: Case) -> str:
-    """What is sent after the optimizer step, beside the next step."""
+    """Sending what follows the optimizer step beside the next step."""
     if case.loop.traits is not None and case.loop.traits.averages_parameters:
         return IN_THE_BACKGROUND
     return f"async_op=True for the {case.what}, waited for a step later"
 
 
 def earlier_launch(case: Case) -> str:
-    """What is ahead in the link's queue, at the start of the step."""
+    """Launching what is ahead in the link's queue at the start of the step."""
     if case.rows.empty:
         return ""
     first = case.rows["what"].dropna()
@@ -313,6 +313,7 @@ def _unblock(moved: str, case: Case) -> str:
 
 def _how_fewer(loop: Loop) -> str:
     """By which options fewer bytes are sent, in brackets; without those that the run has."""
+    # An option for fewer bytes each, then for fewer passes that send; FSDP2 has none of the latter.
     done = zip(_HOW_FEWER[loop.framework], (loop.sends_halves, loop.accumulates), strict=False)
     options = ", ".join(text for text, is_done in done if not is_done)
     return options and f" ({options})"

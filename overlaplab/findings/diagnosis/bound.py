@@ -20,7 +20,7 @@ class DeeperPrefetch(NamedTuple):
 
 
 def gains_by_buckets(bound: Mapping[str, Any], exposed_ns: int) -> int | None:
-    """How much shorter the step is with the best buckets found, in ns, or could be with any; None where unknown.
+    """How many ns the best buckets found gain, or any buckets could gain; None where unknown.
 
     `exposed_ns`: what other transfers could hide, without pauses of the host.
     """
@@ -47,6 +47,7 @@ def unavoidable_ns(bound: Mapping[str, Any], exposed_ns: int) -> int:
 _MAY_BE_UNHIDEABLE = (Cause.LINK, Cause.TAIL, Cause.QUEUED, Cause.BLOCKING, Cause.LATE, Cause.UNKNOWN)
 """Causes from which unhideable time is taken, in this order; the others are not communication's fault."""
 _KINDS = ("all_reduce", "reduce_scatter", "all_gather")
+"""Only collectives of these kinds may be unhideable."""
 _WINDOW = ["rank", "step"]
 
 

@@ -81,6 +81,5 @@ def _short_label(row: Mapping[Any, Any]) -> str:
 
 
 def _short_name(what: object) -> str:
-    """Units of a plain `nn.Sequential` are named by their number alone."""
     name = shorten(str(what), 40)
-    return f"unit {name}" if name.isdecimal() else name
+    return f"unit {name}" if name.isdecimal() else name  # as in a plain `nn.Sequential`

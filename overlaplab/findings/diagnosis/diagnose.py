@@ -60,13 +60,13 @@ class Diagnosis:
     exposed_ns: int
     idle_ns: int
     headline: str
-    """What the problem is, and how large; before that, if so, that the machine was busy in the step."""
+    """What the problem is, and how large; first of all, that the machine was busy in the step, if it was."""
     is_problem: bool
     """Whether communication is the step's problem."""
     causes: tuple[CauseShare, ...]
     """The most expensive first; they add up to `exposed_ns`."""
     moments: pd.DataFrame
-    """The same moment by moment: rows of `overlaplab.exposed`, and whether each is `overhead`, see `CauseShare`."""
+    """The exposed time moment by moment: rows of `split_unhideable`, with `overhead` as in `CauseShare`."""
     advice: str
     """`Try …`, or why there is nothing to do."""
     gain_ns: int | None
@@ -219,7 +219,7 @@ _AGAINST_A_SLOW_HOST = ("no_pause", "launch_overhead")
 
 
 def _sum_by_collective(cause_rows: pd.DataFrame) -> pd.DataFrame:
-    """The moments of each cause and collective together."""
+    """The moments of each cause and collective as one row: their summed time, from the first start to the last end."""
     times = {"exposed_ns": "sum", "start_ns": "min", "end_ns": "max"}
     rows = cause_rows.groupby([name for name in cause_rows if name not in times], dropna=False, sort=False).agg(times)
     return rows.reset_index().astype(cause_rows.dtypes.to_dict())
@@ -305,7 +305,7 @@ def deeper_prefetch(replays: pd.DataFrame, span_ns: int) -> DeeperPrefetch | Non
 
 
 def why_chosen(table: pd.DataFrame, rank: int | None, step: int | None, chosen_step: int | None = None) -> str:
-    """Why a diagnosis is about its step: `rank` and `step` as asked for, None for any; `chosen_step`: the one found."""
+    """Why a diagnosis is about its step: `rank` and `step` as asked for, None for any; `chosen_step`: its step."""
     ranks = table["rank"].nunique(dropna=False)
     kind = kind_name(table, chosen_step) if step is None else ""
     steps = steps_of_kind(table, chosen_step)["step"].nunique(dropna=False)

@@ -54,7 +54,7 @@ def find_headline(
 
 
 def _cause_of_other_advice(named: tuple[CauseShare, ...], shares: tuple[CauseShare, ...], best: Advised | None) -> str:
-    """What the recommended action is against, where that is none of the causes that are named already; else empty."""
+    """What the recommended action is against, where it answers none of the causes `named` already; else empty."""
     if best is None or is_unanswered(named[0], best) or not best.is_worth_it:
         return ""
     of_transfer = best.action.of_transfers and named[0].cause.origin == "transfer"

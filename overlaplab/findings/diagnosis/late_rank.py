@@ -27,8 +27,8 @@ def late_reason(
 ) -> str | None:
     """Whether it is always the same rank, and what it does for longer, as a sentence; None where none was late.
 
-    Takes rows of `analyses.late_steps` and, of the `latest_rank`, of `analyses.late_rank_phases`, the number of
-    recorded steps, how long one takes, and of the first of these phases rows of `analyses.late_rank_names`.
+    `steps`: rows of `analyses.late_steps`. `phases`: rows of `analyses.late_rank_phases` of the `latest_rank`, and
+    `names`: rows of `analyses.late_rank_names` of the first of these. `step_ns`: how long a step takes.
     """
     rank = latest_rank(steps)
     if rank is None:

@@ -21,18 +21,17 @@ def other_problem(
     """What the problem is if it is not communication; None if it is communication, or if there is no problem.
 
     Takes rows of `overlaplab.summary`, of `overlaplab.exposed` and `analyses.idle` for the same ranks and steps, and
-    what the host does.
-    Communication is not the problem in two cases: if its exposed time, without
-    pauses of compute that did not wait for it, is at most `LITTLE_EXPOSED` of the step time; or if idle time is more
-    than `IDLE_PROBLEM_SHARE` of the step time and more than `IDLE_OVER_EXPOSED` times as long.
+    what the host does. Communication is not the problem in two cases: if its exposed time, without pauses of compute
+    that did not wait for it, is at most `LITTLE_EXPOSED` of the step time; or if idle time is more than
+    `IDLE_PROBLEM_SHARE` of the step time and more than `IDLE_OVER_EXPOSED` times that exposed time.
     """
     span = int(table["span_ns"].sum())
     exposed = int(table["exposed_comm_ns"].sum())
     gaps = 0 if causes is None else int(causes.loc[causes["cause"] == Cause.GAP, "exposed_ns"].sum())
     idle, memory = int(table["idle_ns"].sum()), int(table["memory_only_ns"].sum())
     cost = exposed - gaps
-    idles = idle > IDLE_OVER_EXPOSED * cost and idle > IDLE_PROBLEM_SHARE * span
-    if span == 0 or (cost > LITTLE_EXPOSED * span and not idles):
+    is_idle = idle > IDLE_OVER_EXPOSED * cost and idle > IDLE_PROBLEM_SHARE * span
+    if span == 0 or (cost > LITTLE_EXPOSED * span and not is_idle):
         return None
     of_whole = "of the step time" if table["step"].notna().any() else "of the trace"
     begin = "Communication is not the problem: "

@@ -38,7 +38,7 @@ class CauseShare:
     """Its rows of `overlaplab.exposed`, the longest first."""
     late_rank: int | None
     gain_ns: int | None
-    """How much shorter a step of a training would be by that; None where unknown."""
+    """How much shorter a step of a training would be by the remedy; None where unknown."""
     replayed: bool
     """Whether a play tells the gain."""
     overhead: bool = False
@@ -166,7 +166,7 @@ def largest_share(shares: tuple[CauseShare, ...]) -> CauseShare:
 
 
 def is_of_short_pauses(share: CauseShare) -> bool:
-    """Whether no pause in it stands out."""
+    """Whether it is pauses of the host, or gaps between operators, of which none stands out."""
     longest = int(share.rows["exposed_ns"].iloc[0])
     return share.overhead or (share.cause is Cause.GAP and longest <= MAJORITY * share.exposed_ns)
 

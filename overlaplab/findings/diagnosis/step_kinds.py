@@ -73,7 +73,7 @@ def kinds_finding(table: pd.DataFrame, phases: pd.DataFrame) -> str | None:
 
 
 def _longer_kinds(rows: pd.DataFrame, phases: pd.DataFrame, names: dict[Hashable, tuple[str, str]]) -> str:
-    """What takes longer in each kind of steps than in the shortest; `names` of a kind without and with its steps."""
+    """What takes longer in each kind of steps than in the shortest; `names`: a kind's name, and that with its steps."""
     spans_ns = rows.groupby("step_kind")["span_ns"].mean().to_dict()
     shortest = min(spans_ns, key=lambda kind: spans_ns[kind])
     are_unique = len({how_often for how_often, _ in names.values()}) == len(names)
@@ -103,9 +103,8 @@ def _phases_by_kind(rows: pd.DataFrame, phases: pd.DataFrame) -> pd.DataFrame:
 
 
 def _why_longer(how_often: str, others: str, phases: pd.DataFrame, least_ns: float) -> str:
-    """A sentence on the phase that is longer by most than in the shortest kind, with its rank where it is longer on
-    that one alone; empty where by less than `least_ns`. `phases`: rows of `_phases_by_kind` beside those of the
-    shortest kind.
+    """A sentence on the phase that exceeds that of the shortest kind by most, and on its rank if it does so on that one
+    alone; empty where by less than `least_ns`. `phases`: `_phases_by_kind`, beside those of the shortest: `…_others`.
     """
     phases = phases.assign(more_ns=phases["took_ns"] - phases["took_ns_others"])
     phases = phases.sort_values("more_ns", ascending=False, kind="stable")

@@ -64,7 +64,7 @@ _OTHER_MODELS = (
 
 
 def late_starts(run: Run) -> dict[int | None, int]:
-    """By how many ns each rank's recording began after the first one's, by corrected clocks; those beyond their error.
+    """By how many ns ranks' recordings began after the first one's, where that is more than the clocks' error.
 
     Empty if a rank recorded several steps: then the profiler's start is in the first alone.
     """
@@ -108,5 +108,5 @@ def why_waits_unknown(table: pd.DataFrame) -> str | None:
         (left["group_size"].isna(), "the size of the collectives' groups is unknown"),
     ):
         reason = reason.where(reason.notna() | ~chosen.astype(bool), why)
-    exposed = left["exposed_ns"].fillna(0).astype("int64") + 1  # where nothing is exposed the most frequent one counts
+    exposed = left["exposed_ns"].fillna(0).astype("int64") + 1  # if nothing is exposed, the most frequent reason wins
     return shorten(str(exposed.groupby(reason.fillna("").to_numpy()).sum().idxmax()), 200) or None

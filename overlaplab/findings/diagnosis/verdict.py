@@ -1,4 +1,4 @@
-"""The verdict on a run in a few sentences: about one rank's step, of which percentages are shares."""
+"""The verdict on a run in a few sentences, about one rank's step: percentages are shares of that."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from overlaplab.words import amount, capitalise, count, join_names, ms, percent,
 
 _PREFIXES = ((10**21, "Z"), (10**18, "E"), (10**15, "P"), (10**12, "T"), (10**9, "G"))
 _ROUNDS_TO_ONE = 0.9995
-"""The least that is 1 in three digits."""
+"""The least number that three digits show as 1."""
 
 
 def plan_lead(plan: Plan) -> str:
@@ -61,7 +61,7 @@ def plan_advice(plan: Plan) -> str:
 
 
 def require_told(run: Run) -> RecordedPlan:
-    """What was recorded, as a plan says it.
+    """The recorded model and batch, as a plan has them.
 
     Raises `OverlaplabError` where run.json does not tell, or where ranks are not all data-parallel.
     """
