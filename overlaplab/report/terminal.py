@@ -107,7 +107,7 @@ def buckets(of: RunTables, *, every: bool = False) -> Iterator[Printed]:
         yield from _tables(tables.buckets_rows(rows), title, every=every)
     if len(shown) < len(table):
         yield (
-            f"{len(shown)} of {len(table):,} buckets: those of the step that speaks for the run (--step and --rank"
+            f"{len(shown)} of {len(table):,} buckets: those of one step (--step and --rank"
             " choose others, --all prints all)"
         )
     if of.window and len(bucket_rows := analyses.rows_of(table, of.window)):
