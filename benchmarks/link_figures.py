@@ -3,8 +3,9 @@
 python benchmarks/link_figures.py [TIMES]    # runs the demo so often (5), in a folder that is removed
 
 Prints for five of its recordings whether each attained its link, which attempt was kept, and the worst step; then the
-computation of `naive` divided by that of `per-param` in their median steps, with and without the time in which it waited
-for a core. At the end, the same of all steps together, since the machine's speed differs from recording to recording.
+computation of `naive` divided by that of `per-param` in their median steps, with and without the time in which it
+waited for a core. At the end, the same of all steps together, since the machine's speed differs from recording to
+recording.
 """
 
 from __future__ import annotations
