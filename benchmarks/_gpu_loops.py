@@ -189,9 +189,9 @@ def main(
 ) -> None:
     """Record all."""
     os.environ |= {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
-    on = torch.device(device, 0) if device == "cuda" else torch.device(device)
+    torch_device = torch.device(device, 0) if device == "cuda" else torch.device(device)
     if device == "cuda":
-        torch.cuda.set_device(on)
+        torch.cuda.set_device(torch_device)
     timed = out / "steps.json"  # of an earlier call, too
     steps: dict[str, float] = json.loads(timed.read_text()) if timed.exists() else {}
 
@@ -201,7 +201,7 @@ def main(
                 continue
             folder = out / f"{name}-{'mended' if mended else 'faulty'}-{number}"
             try:
-                seconds = record_loop(Loop(name, on, mended=mended), folder)
+                seconds = record_loop(Loop(name, torch_device, mended=mended), folder)
             except Exception as error:  # what else there is, is recorded
                 print(f"{folder.name}: {type(error).__name__}: {error}", flush=True)
                 continue
@@ -211,7 +211,7 @@ def main(
             timed.write_text(json.dumps(steps, indent=1))
 
     record(ALONE)
-    comm = connect(on, Link.parse(LINK))
+    comm = connect(torch_device, Link.parse(LINK))
     record(TOGETHER)
     comm.close()
 

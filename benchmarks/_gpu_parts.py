@@ -38,7 +38,7 @@ class Plan:
 
     device: str
     link: str
-    """With its world: one rank of so many."""
+    """`200Gbps,10us,8`: bandwidth, latency, and of how many ranks this is one."""
     link_wait: str
     """What holds up the stream behind it: kernel or host."""
     layers: int
@@ -55,7 +55,7 @@ class Plan:
     caps: tuple[float, ...]
     """Caps of buckets in MiB, for the curve."""
     cap: float
-    """The cap where there is one."""
+    """The cap of all parts but the curve."""
 
 
 class Bench:
@@ -71,7 +71,7 @@ class Bench:
         self.comm = connect(self.device, self.link, wait=LinkWait(plan.link_wait))
 
     def config(self, strategy: StrategyName, **more: Any) -> Config:
-        """A strategy's, for the plan's model."""
+        """A strategy's configuration, for the plan's model."""
         plan = self.plan
         sizes = {name: getattr(plan, name) for name in ("layers", "width", "heads", "seq", "batch", "vocab")}
         device, dtype = Device(plan.device), Dtype(plan.dtype)

@@ -78,7 +78,7 @@ def write(path: Path, *, events: int, rank: int = 0, ranks: int = 1, seed: int =
 
 
 def write_ranks(folder: Path, *, events: int, ranks: int, bodies: int = 16) -> None:
-    """Write the gzipped traces of so many ranks that lack; of so many different ones, which repeat."""
+    """Write the gzipped traces of the ranks that have none yet; only `bodies` of them differ, then they repeat."""
     packed: dict[int, bytes] = {}
     for rank in range(ranks):
         path = folder / f"rank{rank}.pt.trace.json.gz"

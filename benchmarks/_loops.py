@@ -248,7 +248,7 @@ def all_reduced(bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
 
 
 def fully_sharded(model: nn.Sequential, mesh: DeviceMesh, *, frees: bool) -> nn.Module:
-    """With a unit for each layer, which it perhaps frees after its forward pass."""
+    """The model with a unit for each layer, which it perhaps frees after its forward pass."""
     for layer in model:
         fully_shard(layer, mesh=mesh, reshard_after_forward=frees)
     return fully_shard(model, mesh=mesh)
@@ -316,7 +316,7 @@ def train(loop: str, ddp: nn.Module, *, mended: bool) -> None:
 
 
 def all_reduced_metrics(loop: str, *, mended: bool) -> Iterator[Any]:
-    """Several, between the passes: one after the other, or all under way at once, or stacked."""
+    """Reduce metrics between the passes, one after the other or stacked; yields the works that are still under way."""
     if loop == "metrics":
         for _ in range(6):
             work = dist.all_reduce(torch.ones(1), async_op=True)

@@ -140,7 +140,7 @@ def unrecorded_step_ms(out: Path, loop: str) -> tuple[float, float]:
 
 
 def record(loop: str, out: Path, number: int, mended: bool) -> overlaplab.Run:
-    """One recording."""
+    """One recording, which is made unless it is there already."""
     folder = out / f"{loop}-{'mended' if mended else 'faulty'}-{number}"
     if not (folder / "run.json").exists():
         ranks = "4" if loop in OF_FOUR else "2"

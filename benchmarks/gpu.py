@@ -118,7 +118,7 @@ class Measuring:
 
 @contextmanager
 def _no_end_yet() -> Iterator[None]:
-    """SIGTERM comes after it: a process that is just being started would be left behind."""
+    """Hold SIGTERM back until this ends: a process that is just being started would be left behind."""
     came = False
 
     def note(number: int, _: object) -> None:

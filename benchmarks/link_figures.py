@@ -1,10 +1,11 @@
 """What `make demo` attains on this machine, and how alike strategies compute: run it with nothing else to do.
 
-python benchmarks/link_figures.py [TIMES]    # records the demo's five runs so often (5), in a folder that is removed
+python benchmarks/link_figures.py [TIMES]    # runs the demo so often (5), in a folder that is removed
 
-Prints for each recording whether it attained its link, which attempt was kept, and the worst step; then the computation
-of `naive` divided by that of `per-param` in their median steps, with and without the time in which computation waited
-for a core. At the end, the same of all steps together, since the machine's speed differs from recording to recording.
+Prints for five of its recordings whether each attained its link, which attempt was kept, and the worst step; then the
+computation of `naive` divided by that of `per-param` in their median steps, with and without the time in which it
+waited for a core. At the end, the same of all steps together, since the machine's speed differs from recording to
+recording.
 """
 
 from __future__ import annotations

@@ -170,9 +170,9 @@ def _held_bytes(process: psutil.Process) -> int:
     return held
 
 
-def _print_ratio(what: str, of: str, ours: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> None:
+def _print_ratio(what: str, ratio: str, above: list[dict[str, Any]], below: list[dict[str, Any]]) -> None:
     key, unit, scale = MEASURED[what]
-    print(line(f"{what}, {of}", _column(ours, key), _column(theirs, key), unit=unit, scale=scale))
+    print(line(f"{what}, {ratio}", _column(above, key), _column(below, key), unit=unit, scale=scale))
 
 
 def _column(figures: list[dict[str, Any]], key: str) -> list[float]:

@@ -107,7 +107,7 @@ def name(setting: Setting) -> str:
 
 
 def record_undisturbed(setting: Setting, out: Path, *more: str) -> overlaplab.Run:
-    """Record likewise; stops where the machine was busy, or the link late: remove the folder, and go on."""
+    """Do as `record_setting`, but stop where the machine was busy, or the link late: remove the folder, and go on."""
     run = record_setting(setting, out, *more)
     refuse_to_predict(run)
     return run

@@ -45,14 +45,14 @@ CHANGES = (
     *({"strategy": name, "bucket_cap_mb": cap} for name in ("zero1", "zero2") for cap in (0.2, 0.5)),
     *({"strategy": "zero3", "prefetch": depth} for depth in (0, 1, 2)),
     *({"strategy": "torch-fsdp2", "prefetch": depth} for depth in (0, 1)),
-    *({"link": gbps} for gbps in ((0.05, 500), (0.4, 500), (0.1, 200), (0.1, 5000))),
+    *({"link": link} for link in ((0.05, 500), (0.4, 500), (0.1, 200), (0.1, 5000))),
     *({"ranks": ranks} for ranks in (3, 4, 8)),
     {"strategy": "zero3", "ranks": 4},
     {"strategy": "zero2", "ranks": 4},
     *({"accumulate": microbatches} for microbatches in (2, 4)),
     {"strategy": "zero3", "accumulate": 2},
 )
-LINKS = tuple({"link": gbps} for gbps in ((0.05, 500), (0.4, 500), (0.1, 200), (0.1, 5000)))
+LINKS = tuple({"link": link} for link in ((0.05, 500), (0.4, 500), (0.1, 200), (0.1, 5000)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,7 +136,7 @@ def target(source: Source, change: Mapping[str, Any], stretch: int) -> Setting:
 
 
 def predicted_setting(source: Source, setting: Setting) -> Setting:
-    """What is predicted: of a mesh another link."""
+    """The setting that is predicted; of a mesh only its link."""
     return Setting(link=setting.link) if source.mesh else setting
 
 

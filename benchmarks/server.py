@@ -2,8 +2,8 @@
 
     python benchmarks/server.py OUT    records what OUT does not hold yet, then compares
 
-Each line: the ranks, the bytes that rank 0 sends per step beside (n−1)Ψ, and the mean step: the one recorded on two
-ranks with what the formula adds (`overlaplab.costs.server_ns`), and as recorded on so many.
+Each line: the ranks; the mean step, by the one recorded on two ranks and what the formula adds
+(`overlaplab.costs.server_ns`), and as recorded on so many; and the bytes that rank 0 sends per step ÷ (n−1)Ψ.
 """
 
 from pathlib import Path
@@ -29,9 +29,9 @@ COMMON = (
 def main(out: Path) -> None:
     """Record, compare."""
     runs = {ranks: recording(ranks, out / str(ranks)) for ranks in RANKS}
-    first, of_first = fmean(measured_steps(runs[RANKS[0]])), transfer_ns(runs[RANKS[0]].manifest)
+    first_ns, its_transfer_ns = fmean(measured_steps(runs[RANKS[0]])), transfer_ns(runs[RANKS[0]].manifest)
     for ranks, run in runs.items():
-        predicted, really = first - of_first + transfer_ns(run.manifest), fmean(measured_steps(run))
+        predicted, really = first_ns - its_transfer_ns + transfer_ns(run.manifest), fmean(measured_steps(run))
         sent = volume(run, overlaplab.Selection(ranks=[0]))["sent_bytes"].mean() / (ranks - 1) / size(run.manifest)
         print(f"{ranks} ranks: {predicted / 1e6:.1f} {really / 1e6:.1f} ms {predicted / really - 1:+.2%}, {sent:.3f}")
 

@@ -1,7 +1,7 @@
 """The dashboard with several users at once: how long a page takes each of them.
 
     python benchmarks/users.py                   8 users on the sample runs, pages of all kinds, without a pause
-    python benchmarks/users.py --pause 2         each looks at a page for 2 s before turning to the next
+    python benchmarks/users.py --pause 2         each looks at a page for 2 s in the mean before the next
 
 A user is a websocket that speaks as Streamlit's own page does, so that browsers, of which each user has a machine's
 worth, do not compete with the server. A page's time is from the request to the end of its script, with all that it

@@ -30,7 +30,7 @@ the pipeline and the tensors at once (`MODEL_PARALLEL_GROUP`, of the gradients' 
 of all ranks.
 """
 _DESCRIPTION = re.compile(
-    "(?:mesh_)?(?:" + "|".join(f"(?P<{axis}>{of})" for axis, of in AXES.items()) + ")", re.IGNORECASE
+    "(?:mesh_)?(?:" + "|".join(f"(?P<{axis}>{names})" for axis, names in AXES.items()) + ")", re.IGNORECASE
 )
 
 

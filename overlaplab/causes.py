@@ -7,9 +7,9 @@ from enum import StrEnum
 SHORT_PAUSE_NS = 100_000
 """Compute gaps that are shorter come between any two operators: the host did not pause."""
 OVERHEAD = "short pauses between operators (framework overhead)"
-"""What they are called, in place of the cause's label."""
+"""What gaps so short are called, in place of the cause's label."""
 OVERHEAD_CLAUSE = "for {} of it, the host was between two operators (framework overhead)"
-"""What is said of them, in place of the cause's clause."""
+"""What is said of such gaps, in place of the cause's clause."""
 
 
 class Cause(StrEnum):

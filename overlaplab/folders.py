@@ -26,7 +26,7 @@ def is_watched_name(name: str) -> bool:
 
 
 def holds_watched(names: Collection[str]) -> bool:
-    """Whether files of these names are, or hold among others, those of a watched training."""
+    """Whether a watched rank's cells are among files of these names."""
     return any(name.endswith(".cells") and is_watched_name(name) for name in names)
 
 

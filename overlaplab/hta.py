@@ -135,8 +135,8 @@ def _numbers(column: pd.Series[Any]) -> pd.Series[Any]:
 def _compute_operators(trace: Trace) -> pd.DataFrame:
     """Every thread's outermost computing operators, cut to the time that counts (columns of `outermost`, `name`)."""
     whole = outermost(trace, WorkKind.COMPUTE)
-    of, starts, ends = pieces(whole["start_ns"].to_numpy(), whole["end_ns"].to_numpy(), activity(trace).compute)
-    cut = whole.iloc[of]
+    rows, starts, ends = pieces(whole["start_ns"].to_numpy(), whole["end_ns"].to_numpy(), activity(trace).compute)
+    cut = whole.iloc[rows]
     names = trace.events["name"].astype(object).to_numpy()[cut["event"]]
     return cut.assign(name=names, start_ns=starts, end_ns=ends)
 

@@ -116,7 +116,7 @@ class MachineStep:
     took_ns: Size
     """The step itself."""
     cores: Size
-    """That the rank may use."""
+    """How many the rank may use."""
     busy: bool
     """Whether the recorder found the machine busy (docs/design.md, "Machine busy")."""
     delayed_ns: Size | None = None
@@ -134,7 +134,7 @@ class IdleCollective:
     kind: str
     bytes: Size
     used_ns: tuple[Size, ...] = ()
-    """Time of cores that all threads of a rank used but the one that called; empty in older recordings."""
+    """CPU time of a rank's threads, without the one that called; empty in older recordings."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -326,13 +326,13 @@ class Manifest:
     offload: bool | None = None
     """Whether the optimizer, its states and the gradients that it reads lie in the host's memory."""
     asynchronous: bool | None = None
-    """Whether a server applies each rank's gradients as they come; None where none does anything of the kind."""
+    """Whether the server applies each rank's gradients as they come; None where there is no server."""
     max_staleness: Size | None = None
-    """How stale they may be; None: any."""
+    """How stale gradients may be that a server applies; None: any."""
     every: Annotated[int, msgspec.Meta(ge=1, le=2**20)] | None = None
     """After how many steps parameters are averaged; None where they are not."""
     background: bool | None = None
-    """Whether they are averaged during the next step."""
+    """Whether parameters are averaged during the next step; None where they are not."""
     reshard_after_forward: bool | None = None
     """Whether layers are freed between their forward and backward passes; None in older recordings, where they are."""
     overlap_param_gather: bool | None = None

@@ -66,7 +66,7 @@ _UNCATEGORISED = re.compile(r"aten::|c10d::|gloo:")
 
 
 def category_of_uncategorised(name: str, process: object) -> str | None:
-    """The category of an event that has none, as in exports of the autograd profiler; None if it is no event of that.
+    """The category of an event that has none, as in exports of the autograd profiler; None for others.
 
     torch/autograd/profiler_util.py, `export_chrome_trace`: a device's events are those of the process `CUDA functions`.
     """
@@ -89,9 +89,11 @@ LAUNCH_WORDS = {
     "replicas": "replica_launch",
     "activations": "activation_launch",
 }
+"""Labels around a collective's launch, by its role."""
 WAIT_WORDS = {"parameters": "param_gather_wait", "gather": "gather_wait"}
+"""Labels around a wait for a collective."""
 DONE_WORDS = {"bucket": "bucket_done", "scatter": "scatter_done"}
-"""Labels of a collective by its role: around its launch, around a wait for it, and once that is over."""
+"""Labels of the moment in which a collective is over."""
 
 _REQUIRED = {
     "activation_launch": {"module", "phase", "microbatch"},
@@ -127,7 +129,7 @@ _INTEGERS = {
 }
 _LISTS = {"parameters"}
 _TOGETHER = (("sends", "to"), ("receives", "source"))
-"""Fields of a hop: a chunk, and the rank at the other end."""
+"""Fields of a hop that a label has both or neither of: a chunk, and the rank at the other end."""
 _LABEL = re.compile(r"engine::(\w+)((?: \S+)*)")
 
 

@@ -35,7 +35,7 @@ TRAIN = "--batch 8 --steps 5 --bucket-cap-mb 4"
 ZERO3 = "--strategy zero3 --layers 32 --width 128 --batch 8 --steps 3"
 ASLEEP = "--device cpu --steps 2 --warmup 1 --attempts 1 --compute sleep:10ms,20ms,1ms --seq 16 --vocab 100"
 FAR = "--link 1Gbps,5000us"
-"""Four ranks on two cores take up to a millisecond for a message."""
+"""Five milliseconds a message: four ranks on two cores may themselves take one."""
 GRACE_S = 10
 """For so long the other ranks may go on once one has failed."""
 PARTS = (
@@ -148,7 +148,7 @@ def demo(runs: Path) -> None:
     print("Nine recordings, which take about a minute and a half on two cores.\n", flush=True)
     if FORKS:
         with part("import torch, once for all ranks"):
-            for module in ("overlaplab_engine.worker", "torch._dynamo"):  # the second with the first model, else
+            for module in ("overlaplab_engine.worker", "torch._dynamo"):  # the first model would import the second
                 import_module(module)
             gc.freeze()  # no fork need look through it for garbage
     for title, name, ranks, options in PARTS:

@@ -107,7 +107,7 @@ class Probe:
                 file.write(line + "\n")
 
     def run(self, section: Callable[..., None], *names: str) -> None:
-        """Run a section, of the clock that is named; if it fails, say so and go on."""
+        """Run a section, on the clock of this name, if any; if it fails, say so and go on."""
         self._section = " ".join([section.__name__, *names])
         began = time.monotonic()
         self.say(f"== {self._section}: {section.__doc__}")

@@ -142,7 +142,7 @@ class Runner:
             log.write_bytes(log.read_bytes()[-LOG_BYTES:])
 
     def _pytest(self, file: str, name: str, until: float) -> int | None:
-        """One process; its exit code, None if nothing ends it."""
+        """Run a file's tests in one process; its exit code, None if nothing ends it."""
         line = [sys.executable, __file__, "--child", str(self._work / "notes.jsonl"), *OPTIONS]
         environment = os.environ | {
             "CUDA_DEVICE_MAX_CONNECTIONS": "32",  # as overlaplab_engine/__main__.py, which says why

@@ -60,7 +60,7 @@ def execute(paths: Sequence[Path], *, one_kernel: bool = False) -> list[nbformat
 
 
 def _kernel(sockets: str) -> AsyncKernelManager:
-    """One that is not started; it listens in this folder instead of on ports, which others could reach."""
+    """A kernel that has not started; it will listen in this folder, not on ports, which others could reach."""
     return AsyncKernelManager(kernel_name="python3", transport="ipc", ip=f"{sockets}/kernel")
 
 
@@ -70,7 +70,7 @@ async def _execute_alone(path: Path) -> nbformat.NotebookNode:
 
 
 async def _run(path: Path, kernel: AsyncKernelManager, *, last: bool) -> nbformat.NotebookNode:
-    """In a kernel, which starts if it is not running, and ends if this notebook is its `last`."""
+    """The notebook after a run in this kernel, which starts if it has not, and ends if this notebook is its `last`."""
     book = nbformat.read(path, as_version=4)
     client = NotebookClient(
         book,

@@ -89,7 +89,7 @@ class Recording:
         return [name for name in RUNS if self.sizes.get(name, MOST_BYTES) >= MOST_BYTES]
 
     def _in_one_process(self, names: list[str], steps: int) -> Iterator[str]:
-        """The names of the runs that one process begins."""
+        """Record in one process, as far as it gets; the names of the runs that it begins."""
         orders = [
             [str(self.out / name), *RUNS[name].split(), *self.options.split(), "--steps", str(steps)] for name in names
         ]

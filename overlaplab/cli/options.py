@@ -65,7 +65,7 @@ def _select(
 
 
 _GROUPS: dict[Any, Callable[..., Any]] = {Selection: _select, Opening: Opening}
-"""Per type of a parameter what makes it of options, its own parameters."""
+"""By a parameter's type the function that makes it of options, which are the function's parameters."""
 
 
 def group_options(command: Callable[..., None]) -> Callable[..., None]:

@@ -171,4 +171,4 @@ OPTIONS: dict[str, tuple[str, Callable[[str], Any], str]] = {
     "microbatches": ("microbatches", int, "8"),
     "stages": ("stages", _stages, "1,3,3,1"),
 }
-"""Edits that are fields of a `Setting`, by their names, how their values are read, and an example."""
+"""By an edit's name the field of `Setting` that it sets, how its value is read, and an example of one."""

@@ -25,7 +25,7 @@ OUT = "out"
 _TOLD_BY_NAME = ("prefetch", "accumulate")
 """Settings of a run that a Recorder does not see, and run.json has a place for."""
 _ERROR = re.compile(r"^(?:\[rank\d+\]:\s*)?(\S*(?:Error|Exception)\b.*|.*\berror: .*)$", re.MULTILINE)
-_LAUNCHERS = "ChildFailedError"
+_LAUNCHER_ERROR = "ChildFailedError"
 """What torchrun ends with, whatever its ranks said before."""
 _CAP_TOLERANCE_MB = 0.001
 """MiB by which run.json's cap may differ from the one that was given."""
@@ -48,7 +48,7 @@ def settings(command: Sequence[str], caps: str | None, assignments: Sequence[str
 
 
 def require_names(command: Sequence[str], names: Iterable[str]) -> None:
-    """Raises `OverlaplabError` for a command that does not take a value for each name, or is none."""
+    """Raises `OverlaplabError` for a command that does not take a value for each name, or cannot be found."""
     for name in names:
         if not any(f"{{{name}}}" in word for word in command):
             raise OverlaplabError(
@@ -150,7 +150,7 @@ def _failure(code: int, text: str) -> str | None:
     """Why the script failed: what its ranks say of it, before what their launcher says."""
     if code == 0:
         return None
-    errors = [line for line in _ERROR.findall(text) if _LAUNCHERS not in line]
+    errors = [line for line in _ERROR.findall(text) if _LAUNCHER_ERROR not in line]
     last = errors[0] if errors else text.strip().rpartition("\n")[2]
     return shorten(last, 400) or (f"ended with exit code {code}" if code > 0 else f"killed by signal {-code}")
 

@@ -81,13 +81,13 @@ def uploads() -> Uploads:
 
 def open_run(root: Path | None, name: str) -> Opened | OverlaplabError:
     """A run of the opened folder, or an uploaded one of this session; or what is wrong with it."""
-    brought = name.startswith(PREFIX)
+    is_upload = name.startswith(PREFIX)
     try:
         slot = _find_slot(root, name)
         rule = links.communication_rule(links.choice(links.COMMUNICATION))
         return slot.read().with_communication(rule)
     except OverlaplabError as error:
-        return OverlaplabError(uploads().without_folder(str(error))) if brought else error
+        return OverlaplabError(uploads().without_folder(str(error))) if is_upload else error
     except OSError as error:
         return OverlaplabError(f"cannot be read: {error.strerror}", path=name, remedy="Was it moved or deleted?")
     except (RecursionError, MemoryError):
@@ -118,7 +118,7 @@ def close_upload(name: str) -> None:
 
 
 class _RunSlot:
-    """A run's place, in which it stands once it is read; sessions share it."""
+    """A run's place, in which it stands once it is read; sessions share it. `keep`: its tables in the disk's cache."""
 
     def __init__(self, path: str, stamped: Stamp, name: str, *, keep: bool) -> None:
         self.opened: Opened | None = None
@@ -136,11 +136,11 @@ class _RunSlot:
 
 
 def _find_slot(root: Path | None, name: str) -> _RunSlot:
-    brought = name.startswith(PREFIX)
-    if root is None and not brought:
+    is_upload = name.startswith(PREFIX)
+    if root is None and not is_upload:
         raise OverlaplabError("no folder is open")
-    path = confined_path(root, name) if root is not None and not brought else uploads().folder(name)
-    return _slot(str(path), stamp(path), name, not brought)
+    path = confined_path(root, name) if root is not None and not is_upload else uploads().folder(name)
+    return _slot(str(path), stamp(path), name, not is_upload)
 
 
 @st.cache_resource(max_entries=24, show_spinner=False)

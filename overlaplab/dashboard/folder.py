@@ -18,7 +18,7 @@ from overlaplab.manifest import Manifest
 from overlaplab.words import count, shorten, size_exact
 
 WATCH = "watch"
-"""Where a Recorder that watches writes what it watches, in its own folder."""
+"""The folder within a Recorder's, in which it keeps what it watches."""
 HERE = "."
 """The name of the opened folder itself."""
 
@@ -195,7 +195,7 @@ def _stamp(path: Path, wanted: Callable[[list[str]], set[str]]) -> Stamp:
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:
-    """Whether it can be told to be one: a link may lead nowhere but to itself, or where nobody may look."""
+    """Whether it is a folder, as far as can be told: a link may lead to itself, or where nobody may look."""
     try:
         return entry.is_dir()
     except OSError:

@@ -44,7 +44,7 @@ class PageHead:
     def show(self, diagnosis: Diagnosis | None, lead: str = "") -> None:
         """Say what was recorded, of which rank and step the page's figures are, the verdict, and what to try.
 
-        `lead`: of what the verdict is, where the page shows other settings, too.
+        `lead` goes before verdict and advice, where the page shows other settings, too: `As recorded: `.
         """
         self._describe(diagnosis)
         if diagnosis is None:

@@ -39,7 +39,7 @@ def find_meant(text: str, names: Sequence[str], root: Path | None) -> list[str]:
 def say_what_is_shown(
     text: str, meant: Sequence[str], shown: str, names: Sequence[str], *, compares: bool = False
 ) -> None:
-    """Say it where a link's text names no run: which runs the folder of that name holds, or which there are.
+    """Where a link's text names no run, say which runs the folder of that name holds, or which there are.
 
     `compares`: the page compares runs already.
     """

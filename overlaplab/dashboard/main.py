@@ -144,7 +144,7 @@ def _tab_title(page: StreamlitPage, *, of_run: bool) -> str:
 
 
 def _turn_to_live(live: StreamlitPage) -> None:
-    """Show what is there of a folder that was watched and not recorded; of one shown already, that there is no more."""
+    """Turn to Live where the chosen run, which was only watched, is new; else say that this page has nothing of it."""
     if st.session_state["run_turned"]:
         links.turn_to(live, {links.RUN: st.session_state["run"]})
     st.title("Not recorded", anchor=False)
@@ -153,9 +153,9 @@ def _turn_to_live(live: StreamlitPage) -> None:
 
 
 def _pick_run(needed: bool, *, compares: bool) -> bool:
-    """Let the user choose a run of the opened folder or bring one along; says what to do where one is needed.
+    """Let the user choose a run of the opened folder or bring one along, and return whether there is any.
 
-    `compares`: the page compares runs.
+    Where one is `needed` and there is none, say what to do. `compares`: the page compares runs.
     """
     folder = opened_folder()
     there = folder is not None and folder.is_dir()

@@ -55,10 +55,10 @@ def list_pages(
 ) -> Folded:
     """Draw a link to each page, in `place`, and return the pages that are folded.
 
-    Without `folded` as far as is known without computing; once the page stands, with those that were `folded` before,
-    all that the run's tables tell.
+    Without `folded`, a page is folded if a table that is there already is empty; once the page stands, with those that
+    were `folded` before, tables are computed for it, and nothing is drawn if the same pages are folded.
     """
-    without = _nothing_in(computed=folded is None)
+    without = _folded_pages(only_computed=folded is None)
     if without == folded:
         return without
     with place.container(key="pages" if folded is None else "pages_told", gap="xxsmall"):
@@ -72,8 +72,8 @@ def list_pages(
     return without
 
 
-def _nothing_in(*, computed: bool) -> Folded:
-    """The pages that have nothing to show of the chosen run; with `computed` those whose tables are there already,
+def _folded_pages(*, only_computed: bool) -> Folded:
+    """The pages that have nothing to show of the chosen run; with `only_computed` those whose tables are there already,
     so that nothing is read above the page that says so.
     """
     without: dict[str, str] = {}
@@ -84,12 +84,12 @@ def _nothing_in(*, computed: bool) -> Folded:
         return dict.fromkeys((word for word in _TITLES if word not in OF_WATCHED), "not recorded")
     if st.session_state.get("watched") is None:
         without["live"] = "not watched"
-    opened = open_run(root, name) if is_read(root, name) or not computed else None
+    opened = open_run(root, name) if is_read(root, name) or not only_computed else None
     if isinstance(opened, Opened):
         for word, (table, why) in _ABOUT.items():
-            if (table in vars(opened) or not computed) and getattr(opened, table).empty:
+            if (table in vars(opened) or not only_computed) and getattr(opened, table).empty:
                 without[word] = why
-        if ("not_predicted" in vars(opened) or not computed) and opened.not_predicted is not None:
+        if ("not_predicted" in vars(opened) or not only_computed) and opened.not_predicted is not None:
             without["what_if"] = "cannot be played"
     if len(st.session_state["names"]) == 1:
         without["compare"] = "one run only"

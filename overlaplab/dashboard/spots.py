@@ -65,7 +65,7 @@ def show_spot(
         st.info("When it ran is not known: the trace contains only its launch.")
         return
     start, end = int(start_ns), int(end_ns)
-    beside = max(int(room * (end - start)), least_ns)
+    margin = max(int(room * (end - start)), least_ns)
     shown = None if pd.isna(rank) else int(rank)
     if event is None and marked:
         begins, ends = carried or (start, end)
@@ -73,12 +73,12 @@ def show_spot(
     late = [] if pd.isna(late_rank) else _places(opened, int(late_rank))
     hosts = _places(opened, shown) if cause in _HOST_CAUSES else late
     unfolded = tuple(place for place in hosts if place in opened.timeline.hosts)
-    spot = Spot((start - beside, end + beside), event, unfolded)
+    spot = Spot((start - margin, end + margin), event, unfolded)
     go_to_timeline(opened.name, spot, shown, *(opened.run.traces[place].rank for place in unfolded))
 
 
 def _places(opened: Opened, rank: int | None) -> list[int]:
-    """The places of the rank's trace."""
+    """The places in `run.traces` of this rank's."""
     return [place for place, trace in enumerate(opened.run.traces) if trace.rank == rank]
 
 

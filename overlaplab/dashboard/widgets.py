@@ -313,12 +313,12 @@ def _for_streamlit(table: pd.DataFrame, columns: Iterable[Column], room: int) ->
     Headers are those of a terminal where the others do not fit into so many pixels.
     """
     filled = [column for column in columns if table[column.name].notna().any()]
-    read = {column: in_one_unit(table[column.name], column) for column in filled}
-    labels = {column: _label(column, unit) for column, (_, unit, _) in read.items()}
-    if sum(_column_width(labels[column], values) for column, (values, _, _) in read.items()) > room:
-        labels = {column: _terse_label(column, unit) for column, (_, unit, _) in read.items()}
+    in_units = {column: in_one_unit(table[column.name], column) for column in filled}
+    labels = {column: _label(column, unit) for column, (_, unit, _) in in_units.items()}
+    if sum(_column_width(labels[column], values) for column, (values, _, _) in in_units.items()) > room:
+        labels = {column: _terse_label(column, unit) for column, (_, unit, _) in in_units.items()}
     shown, config = {}, dict[str, Any]()
-    for column, (values, unit, form) in read.items():
+    for column, (values, unit, form) in in_units.items():
         title = f"{column.header} ({unit})" if unit else column.header
         shown[title] = values
         look: dict[str, Any] = {"label": labels[column], "help": column.explanation}

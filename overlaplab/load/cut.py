@@ -42,7 +42,7 @@ from overlaplab.words import numbers_named
 
 _NEVER = np.iinfo(np.int64).max
 _STEP = re.compile(r"ProfilerStep#(\d+)")
-_OF_COLLECTIVES = (
+_COLLECTIVE_PREFIXES = (
     *("c10d::", "_c10d_functional::", "gloo:", "nccl:", "record_param_comms"),
     *("engine::collective ", "engine::comm ", "engine::launch "),
 )
@@ -54,8 +54,9 @@ class _ChosenEvents:
     """What decides which events of a file are copied."""
 
     starts: Integers
-    """When the chosen ones start, in order."""
+    """When the chosen events start, in order."""
     ends: Integers
+    """When they end, in order."""
     damaged: frozenset[int]
     """Correlation numbers of chosen events at impossible times, which the file has at other times than the table."""
     steps: frozenset[int]
@@ -193,12 +194,14 @@ def rows_of_steps(trace: Trace, steps: Collection[int], within: tuple[int, int])
     called = np.where(calls >= 0, starts[calls], _NEVER)
     span = min(within[0], *(w.start_ns for w in windows)), max(within[1], *(w.end_ns for w in windows))
     after = _ending_window(trace, steps)
-    opens = host[1] if after is None else int(called[device & (starts == after.start_ns)].min(initial=_NEVER))
-    opens = host[1] if opens == _NEVER else opens
-    for _ in range(2):
+    # When the host launched what ends the last step.
+    end_called = host[1] if after is None else int(called[device & (starts == after.start_ns)].min(initial=_NEVER))
+    end_called = host[1] if end_called == _NEVER else end_called
+    for _ in range(2):  # once more, over all the time that the communication found first takes
         rows = device & (starts <= span[1]) & (ends >= span[0])
         host = min(host[0], int(called[rows].min(initial=_NEVER))), host[1]
-        hosts = (host[0], max(host[1], opens)) if device.any() else span  # without devices, `span` covers communication
+        # Without devices, `span` covers communication.
+        hosts = (host[0], max(host[1], end_called)) if device.any() else span
         rows = rows | (~device & (starts <= hosts[1]) & (ends >= hosts[0]))
         rows = rows | (device & (called >= host[0]) & (called < host[1]))
         communicates = rows & (counting_as(trace, WorkKind.COMMUNICATION))
@@ -223,7 +226,7 @@ def _neighbours(trace: Trace, steps: Collection[int]) -> Mask:
     near = (starts >= min(before.start_ns, before.host_start_ns)) & (starts <= max(after.end_ns, after.host_end_ns))
     described = np.zeros(len(starts), dtype=bool)
     described[trace.collectives["event"].to_numpy()] = True
-    named = matching(trace.events["name"], lambda text: text.startswith(_OF_COLLECTIVES))
+    named = matching(trace.events["name"], lambda text: text.startswith(_COLLECTIVE_PREFIXES))
     return np.asarray(near & (described | named | counting_as(trace, WorkKind.COMMUNICATION)))
 
 
@@ -277,7 +280,7 @@ def _copy(raw: RawEvents, wanted: _ChosenEvents, target: BinaryIO | gzip.GzipFil
 
 
 def _choose_rows(events: Sequence[FileEvent], times: Integers, wanted: _ChosenEvents) -> Mask:
-    """Mark metadata, events that start or end when a chosen event does, and counters in between."""
+    """Mark metadata, events that start or end when a chosen one does, chosen damaged ones, and counters in between."""
     phases = np.array([event.ph or "" for event in events])
     during = (times >= wanted.starts[0]) & (times <= wanted.ends[-1]) if len(wanted.starts) else False
     starts = ~np.isin(phases, ["C", "E", "M"]) & _is_among(times, wanted.starts)

@@ -35,7 +35,7 @@ _PLAIN_OPCODES = frozenset(
         """,
     )
 )
-"""Whatever a pickle of plain values is made of; what pickles never use to hold them could make one value many."""
+"""What pickles of plain values are made of; opcodes that these never hold, such as DUP, could multiply a value."""
 MAX_ENTRIES, MAX_GROUPS = 1_000_000, 10_000
 _REMEDY = "Give a folder of nothing but Flight Recorder dumps, one per rank."
 
@@ -57,7 +57,7 @@ class DumpEntry(msgspec.Struct, frozen=True):
     duration_ms: Annotated[float, msgspec.Meta(ge=0, le=1e12)] | None = None
     """Known of NCCL with TORCH_NCCL_ENABLE_TIMING alone."""
     retired: bool = False
-    """Whether it is over."""
+    """Whether torch's watchdog is done with it, as it has ended or timed out."""
 
     @property
     def is_over(self) -> bool:
@@ -138,7 +138,7 @@ def load_dumps(folder: str | os.PathLike[str]) -> FlightDumps:
 
 
 def _dump_files(folder: Path) -> dict[Path, int]:
-    """The files whose names end in a rank, in order of name, with that."""
+    """The files whose names end in a rank, in order of name, each with its rank."""
     files = sorted(path for path in folder.iterdir() if path.is_file() and not path.name.startswith("."))
     return {path: int(match[1]) for path in files if (match := _RANK_IN_NAME.search(path.name))}
 

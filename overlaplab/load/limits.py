@@ -29,7 +29,7 @@ class Limit:
 
 
 MAX_TRACES = Limit("OVERLAPLAB_MAX_TRACES", 2048)
-"""Files of a folder. Each takes milliseconds, however small it is."""
+"""Most files of a folder, and most ranks in one file. Each takes milliseconds, however small it is."""
 MAX_EVENTS = Limit("OVERLAPLAB_MAX_EVENTS", 20_000_000)
 """Most events of one file. Each takes about 65 bytes."""
 MAX_RATIO = Limit("OVERLAPLAB_MAX_RATIO", 50)

@@ -37,7 +37,7 @@ class _Document(msgspec.Struct):
 
 
 _DOCUMENT = msgspec.json.Decoder(_Document)
-_PLAIN = {name: msgspec.json.Decoder(of) for name, of in typing.get_type_hints(TraceFile).items()}
+_PLAIN = {name: msgspec.json.Decoder(hint) for name, hint in typing.get_type_hints(TraceFile).items()}
 
 
 def pack(content: TraceFile) -> bytes:
@@ -71,7 +71,7 @@ def unpack(packed: bytes) -> TraceFile:
 
 
 def _put(archive: zipfile.ZipFile, name: str, column: pd.Series[Any]) -> dict[str, Any]:
-    """Write a column; what it takes to read it."""
+    """Write a column, and return what it takes to read it."""
     described: dict[str, Any] = {}
     if isinstance(column.dtype, pd.CategoricalDtype):
         categories = column.cat.categories

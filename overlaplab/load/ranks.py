@@ -19,9 +19,9 @@ from overlaplab.load.places import Located
 from overlaplab.vocabulary import DEVICE_KERNEL_CATEGORIES
 
 _RANK_IN_NAME = re.compile(r".*rank[-_ ]?(\d{1,18})(?!\d)|worker(\d{1,18})(?:_|(?:\.\d+)?\.pt\.trace\.json)", re.I)
-"""torch's `tensorboard_trace_handler` writes the worker's name first; elsewhere it may be a machine's."""
+"""`worker` counts only at the beginning, where torch's `tensorboard_trace_handler` has it; else it may be a machine."""
 _MOST = 10**18
-"""Numbers of 18 digits fit into 64 bits."""
+"""Ranks are below it: numbers of 18 digits fit into 64 bits."""
 _EARLY = 0.02
 """If a larger share of launches come after what they would have launched, the process is not the launching one."""
 
@@ -115,7 +115,7 @@ def one_recording(traces: Sequence[Trace], wanted: int | None, path: str) -> tup
     Traces of a rank at disjoint times are recordings; across ranks, what overlaps in time is one recording. Raises
     `OverlaplabError` where a rank is unknown, or a rank's traces overlap, or there is no such recording.
     """
-    _all_known(traces)
+    _require_known_ranks(traces)
     twice = len({trace.rank for trace in traces}) < len(traces)
     recordings = _split_by_time(traces) if twice else [list(traces)]
     if wanted is not None and not 1 <= wanted <= len(recordings):
@@ -128,7 +128,7 @@ def one_recording(traces: Sequence[Trace], wanted: int | None, path: str) -> tup
     return sorted(chosen, key=lambda trace: -1 if trace.rank is None else trace.rank), notes
 
 
-def _all_known(traces: Sequence[Trace]) -> None:
+def _require_known_ranks(traces: Sequence[Trace]) -> None:
     unknown = next((trace for trace in traces if trace.rank is None), None)
     if unknown is not None and len(traces) > 1:
         name = Path(unknown.path).name
@@ -184,10 +184,10 @@ def _rank_masks(file: Located, content: TraceFile) -> dict[int, Mask]:
         what = f"holds {count:,} ranks, and at most {MAX_TRACES.value:,} are opened"
         raise MAX_TRACES.error(what, path=file.path, remedy="No training writes so many into one file.", enough=count)
     pids = content.events["pid"].cat.codes.to_numpy().astype(np.int64)
-    of_pid = _processes(content.events, owners, pids)
+    ranks_of_pid = _processes(content.events, owners, pids)
     masks = {}
     for rank in _ranks_of_owners(owners).tolist():
-        shared = np.isin(pids, [pid for pid, ranks in of_pid.items() if rank in ranks])
+        shared = np.isin(pids, [pid for pid, theirs in ranks_of_pid.items() if rank in theirs])
         masks[int(rank)] = (owners == rank) | (shared & (owners < 0))
     return masks
 
@@ -220,14 +220,19 @@ def _processes(events: pd.DataFrame, owners: Integers, pids: Integers) -> dict[i
         launcher = _launcher(events, owners == rank, owners < 0, pids)
         if launcher is not None and not (launcher in of_pid and (owners[pids == launcher] >= 0).any()):
             of_pid[launcher] = of_pid.get(launcher, frozenset()) | {rank}
-    if len({pid for pid in of_pid if (owners[pids == pid] < 0).all()}) == 1:  # one host process: the rest is its own
+    # With one host process, what other pids have is its own.
+    if len({pid for pid in of_pid if (owners[pids == pid] < 0).all()}) == 1:
         everyone = frozenset(_ranks_of_owners(owners).tolist())
         of_pid = {int(pid): of_pid.get(int(pid), everyone) for pid in np.unique(pids)}
     return of_pid
 
 
 def _launcher(events: pd.DataFrame, on_device: Mask, unowned: Mask, pids: Integers) -> int | None:
-    """The process that launched these device events: most of their numbers, none too late, and soonest before."""
+    """The process that launched these device events.
+
+    Of those with at most `_EARLY` calls after what they would have launched, the one with most of the events' numbers,
+    then with the shortest delay.
+    """
     numbered = (events["correlation"] >= 0).to_numpy()
     launched = events[["correlation", "ts_ns"]].assign(pid=pids)
     is_call = runtime_calls(events)

@@ -40,7 +40,7 @@ WORTH_BYTES = 300_000_000
 MOST_DECODERS = 6
 """Processes for one file: this one inflates and joins no faster than these decode."""
 _DECODING = threading.Lock()
-"""Held while processes decode a file, of which threads may read several: each would start as many."""
+"""Held while processes decode a file: of several threads that read files, each would start as many."""
 _SHRUNK = 12
 """The least factor by which gzip shrinks a trace."""
 
@@ -53,7 +53,7 @@ def read_all(
     optional: Container[str],
     progress: Advance,
 ) -> list[TraceFile | NotATraceError]:
-    """The content of each file, in order; of those at the `optional` paths that they are no traces, if they are none.
+    """The content of each file, in order; the `NotATraceError` of one at an `optional` path that is no trace.
 
     Without an executor, large files that are not in the cache are read by worker processes.
     """
@@ -131,12 +131,12 @@ def _fill_results(
     with _decoders(missing) if executor is None else nullcontext() as decoders:
         for place in [place for place in waiting if place not in results]:
             work = partial(read_locally, files[place], lambda part: progress(len(results) + part, len(files)), decoders)
-            add(place, _or_none(work, files[place], optional))
+            add(place, _result_or_error(work, files[place], optional))
     return [results[place] for place in range(len(files))]
 
 
-def _or_none(work: Callable[[], Result], file: Located, optional: Container[str]) -> Result | NotATraceError:
-    """What the work finds, or that an optional file is no trace."""
+def _result_or_error(work: Callable[[], Result], file: Located, optional: Container[str]) -> Result | NotATraceError:
+    """What the work returns; the error of an optional file that is no trace."""
     try:
         return work()
     except NotATraceError as error:
@@ -175,7 +175,7 @@ def _run_by_workers(
         for done in as_completed(list(futures)):
             place = futures.pop(done)
             with _blame_file(files[place], own_workers=own_workers):
-                result = _or_none(done.result, files[place], optional)
+                result = _result_or_error(done.result, files[place], optional)
             yield place, result
     finally:
         for future in futures:

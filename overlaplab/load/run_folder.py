@@ -129,13 +129,13 @@ def _plain_path(path: str | os.PathLike[str]) -> str:
     return text if "://" in text else str(Path(text))
 
 
-def _missing_ranks(traces: Sequence[Trace], ranks: int, manifest: Manifest | None) -> tuple[str, ...]:
+def _missing_ranks(traces: Sequence[Trace], rank_count: int, manifest: Manifest | None) -> tuple[str, ...]:
     sizes = [manifest.world_size] if manifest else [t.world_size for t in traces if t.world_size]
-    size = max([*sizes, ranks])
+    size = max([*sizes, rank_count])
     here = {trace.rank for trace in traces}
     phantoms = set(manifest.phantom_ranks) - here if manifest else set()
-    recorded_ranks = manifest.raw.get("trace_ranks") if manifest else None  # of a trace; None: all ranks
-    traced = {rank for rank in recorded_ranks if rank in range(size)} if isinstance(recorded_ranks, list) else None
+    trace_ranks = manifest.raw.get("trace_ranks") if manifest else None  # those with a trace; None: all
+    traced = {rank for rank in trace_ranks if rank in range(size)} if isinstance(trace_ranks, list) else None
     untraced = 0 if traced is None else size - len(traced | here | phantoms)
     missing = size - len(traces) - len(phantoms) - untraced
     notes = []

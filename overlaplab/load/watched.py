@@ -1,6 +1,7 @@
-"""Read what `overlaplab.watch` has written of a training: per rank a header and cells of 16 bytes (docs/design.md).
+"""Read what `overlaplab.watch` has written of a training: per rank a header, and cells of 16 bytes.
 
-The files may still be growing, or their process may have been killed: a last cell that is torn is dropped.
+docs/design/runs.md has them cell by cell. The files may still be growing, or their process may have been killed: a last
+cell that is torn is dropped.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ class CellKind(IntEnum):
 IN_BURST, PROFILED = 1, 2
 """Bits of the flags of a step's cell."""
 STEP_ENDED, STALLED, FAILED = 0, 1, 2
-"""Flags of a cell LOOK: why was looked."""
+"""The flags of a cell LOOK: why the groups were looked at."""
 
 
 class WatchedGroup(msgspec.Struct, frozen=True):
@@ -107,8 +108,8 @@ class WatchedRank:
 
     def places_of_kind(self, kind: CellKind) -> npt.NDArray[np.intp]:
         """Where the cells of one kind are, in order."""
-        places, ends = self._by_kind
-        return places[ends[kind] : ends[kind + 1]]
+        places, begins = self._by_kind
+        return places[begins[kind] : begins[kind + 1]]
 
     @cached_property
     def _by_kind(self) -> tuple[npt.NDArray[np.intp], list[int]]:

@@ -13,7 +13,7 @@ function unpack(bytes) {
   }
   run.count = run.start.length;
   run.reach = new Float64Array(run.count); // the latest end so far in the lane: what a binary search needs
-  run.depth = new Uint8Array(run.count); // the row within a lane of labels
+  run.depth = new Uint8Array(run.count); // the row within a lane: see `stack`
   if ("host" in run) return run; // part of a run: see `joinHost`
   run.lanes.forEach((lane, number) => {
     lane.first = run.first[number];

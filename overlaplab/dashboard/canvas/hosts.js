@@ -13,6 +13,7 @@ function joinHost(run, part) {
   run.start = joinArrays(wide, run.start, earlier, part.start, part.base_ns - base);
   run.length = joinArrays(wide, run.length, 0, part.length, 0);
   run.code = joinArrays(Uint32Array, run.code, 0, part.code, names);
+  // Whatever the part's reach and depth begin with: `measureLane` sets them.
   run.reach = joinArrays(Float64Array, run.reach, earlier, part.length, 0);
   run.depth = joinArrays(Uint8Array, run.depth, 0, part.start, 0);
   run.words.push(...part.words.filter((word) => !run.words.includes(word)));

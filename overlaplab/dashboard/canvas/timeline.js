@@ -116,8 +116,8 @@ class TimelineView {
     }
     const [window, event, , hosts, range] = this.data.asked;
     const asked = JSON.stringify(this.data.asked);
-    let told = asked !== this.asked;
-    if (told) {
+    let isNew = asked !== this.asked;
+    if (isNew) {
       clearTimeout(this.telling);
       this.asked = asked;
       this.awaited = Array.isArray(event) ? event : null;
@@ -136,7 +136,7 @@ class TimelineView {
     if (host?.lanes) {
       this.event = this.awaited[1] < host.count ? host.at + this.awaited[1] : -1;
       this.awaited = null;
-      told = true;
+      isNew = true;
     }
     this.askForHost();
     const looks = JSON.stringify([this.data.id, this.data.dark, this.data.lanes, this.data.offsets, run.count]);
@@ -146,8 +146,8 @@ class TimelineView {
       this.search(this.input.value);
       this.resize();
     }
-    if (told && this.event >= 0) this.reveal(this.event, true);
-    else if (told) this.scrollTo(this.data.rank);
+    if (isNew && this.event >= 0) this.reveal(this.event, true);
+    else if (isNew) this.scrollTo(this.data.rank);
     this.describe();
     this.root.dataset.events = run.count;
     this.root.dataset.predicted = this.data.predicted;
@@ -221,7 +221,7 @@ class TimelineView {
     for (const name of ["ink", "soft", "grid"]) this.root.style.setProperty(`--${name}`, tones[name]);
     this.tones = tones;
     this.ground = packed(getComputedStyle(this.root).getPropertyValue("--st-background-color").trim() || "#fff");
-    const solid = this.run.words.map((word) => packed(marks[word]));
+    const solid = this.run.words.map((word) => packed(marks[word])); // then faint ones, of what a search did not find
     this.colours = Uint32Array.from([...solid, ...solid.map((colour) => blend(this.ground, colour, 0.18))]);
     this.inks = solid.map(inkOn);
     this.grid = blend(this.ground, packed(tones.grid), 0.7);

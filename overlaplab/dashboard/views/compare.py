@@ -89,8 +89,8 @@ def _make_sweep(
     stamps: Stamps, communication: str | None, note: str | None, _runs: list[Run]
 ) -> tuple[Section, pd.DataFrame]:
     """The section of a sweep, and its `sweep_links`, kept as long as the runs' files and the rule are the same."""
-    links = sweep_links(_runs)
-    return sweep_section(overlaplab.sweep(_runs), links, note), links
+    stretches = sweep_links(_runs)
+    return sweep_section(overlaplab.sweep(_runs), stretches, note), stretches
 
 
 @st.cache_resource(max_entries=32, show_spinner=False)
@@ -104,7 +104,7 @@ def _make_sections(stamps: Stamps, communication: str | None, note: str | None, 
 
 
 def _cache_arguments(good: list[Opened]) -> tuple[Stamps, str | None, str | None, list[Run]]:
-    """The arguments of the two above: what their results are cached by, and the runs."""
+    """The arguments of `_make_sweep` and `_make_sections`: what their results are cached by, and the runs."""
     runs = [opened.run for opened in good]
     stamps = tuple((run.path, stamp(Path(run.path))) for run in runs)
     return stamps, runs[0].traces[0].communication, _note(good), runs
@@ -113,7 +113,7 @@ def _cache_arguments(good: list[Opened]) -> tuple[Stamps, str | None, str | None
 def _sweep(good: list[Opened]) -> None:
     """The charts of a sweep over bucket_cap_mb side by side, and what to do."""
     with _say_comparing(len(good)):
-        section, links = _make_sweep(*_cache_arguments(good))
+        section, stretches = _make_sweep(*_cache_arguments(good))
     first = good[0].run
     strategy = first.manifest.strategy if first.manifest else None
     show_lead(section.lead, findings.sweep_subject(strategy, len(first.traces), len(good), _note(good)))
@@ -124,7 +124,7 @@ def _sweep(good: list[Opened]) -> None:
                 show_block(chart)
     row = show_block(rows, choose=True)
     if row is not None:
-        _go_to(good, links[links["bucket_cap_mb"].eq(row["bucket_cap_mb"])])
+        _go_to(good, stretches[stretches["bucket_cap_mb"].eq(row["bucket_cap_mb"])])
     show_advice(section.advice)
 
 

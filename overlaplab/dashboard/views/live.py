@@ -64,7 +64,7 @@ def _live(root: Path, name: str) -> None:
 
 
 def _keep_mark() -> None:
-    """The mark that was chosen is read where the page is drawn: a callback may not turn to another page."""
+    """Note that a mark was chosen, which `_recordings` then opens: a callback may not turn to another page."""
     st.session_state[_IS_NEW] = True
     st.session_state.pop(_OPENING, None)
 

@@ -187,7 +187,7 @@ def _as_recorded(recorded: RecordedPlan) -> AskedPlan:
 
 
 def _precision(recorded_name: str | None) -> str:
-    """The recorded one, where it is one of a plan's."""
+    """The recorded precision, which stands fixed; the reader's choice where that is None."""
     names = list(PRECISIONS)
     place = names.index(recorded_name or "bf16")
     return st.selectbox("Precision", names, place, disabled=recorded_name is not None, width=_WIDTH)

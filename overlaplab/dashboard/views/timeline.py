@@ -63,7 +63,10 @@ def page() -> None:
 
 
 def _requested_spot(opened: Opened, ranks: frozenset[int] | None, step: int | None) -> CanvasState:
-    """What the canvas is to show: a link's spot, else the chosen step, else the run; the same until that changes."""
+    """What the canvas is to show: a link's spot, else the chosen step, else the one that speaks for the run.
+
+    It is the same until one of these changes.
+    """
     of_run = _identity(opened)
     chosen = (*of_run, step)
     chosen_before, spot_before, turn = st.session_state.get(_ASKED, (None, None, 0))
@@ -114,7 +117,7 @@ def _spot(opened: Opened, linked: links.Spot) -> CanvasState | None:
 
 
 def _within_run(timeline: Timeline, window: tuple[int, int] | None) -> tuple[int, int] | None:
-    """A link's window, no wider than the run and as much on both sides; None where it lies beside the run."""
+    """A link's window, cut to the run and as much again on either side; None where it lies beside the run."""
     start, end = timeline.extent
     events = timeline.events  # some may lie outside the steps, where the canvas shows them, too
     first, last = (start, end) if events.empty else (int(events["start_ns"].min()), int(events["end_ns"].max()))

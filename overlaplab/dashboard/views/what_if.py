@@ -248,7 +248,7 @@ class _Controls:
         linked = self._fresh and bool(self._linked)  # a link that does not name the control means the recorded value
         look = self._look(label, options, recorded if first is None or linked else first)
         chosen = st.select_slider(label, options, format_func=lambda value: _label(form, value, recorded), **look)
-        return self._note(label, chosen, recorded, is_told=first is not None)
+        return self._note(label, chosen, recorded, begins_elsewhere=first is not None)
 
     def slide_cap(self, label: str, opened: Opened, recorded: Any) -> Any:
         """A slider for a cap of buckets, the advised one among them; where none was recorded, it is the first."""
@@ -290,9 +290,9 @@ class _Controls:
         width = 195  # of which two fit into a narrow window
         return {"key": key, "width": width, "on_change": links.control_used}
 
-    def _note(self, label: str, value: Any, recorded: Any, *, is_told: bool = False) -> Any:
+    def _note(self, label: str, value: Any, recorded: Any, *, begins_elsewhere: bool = False) -> Any:
         """The value; None for the recorded one, which the link only says where the control begins at another."""
-        if value != recorded or is_told:
+        if value != recorded or begins_elsewhere:
             self._texts[_name(label)] = _text(value)
         return None if value == recorded else value
 

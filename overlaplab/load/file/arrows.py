@@ -59,7 +59,7 @@ class Arrows:
             with_last = np.concatenate(([of_last], values[rows]))
             adjacent &= with_last[before] == values[others]
             last.append(int(with_last[-1]))
-        leading, self._last = self._last == _NO_EVENT, (last[0], last[1], last[2])
+        is_first, self._last = self._last == _NO_EVENT, (last[0], last[1], last[2])  # no event has come before
         if not ends:
             return
         identity = numbers([end.id for end in ends])
@@ -75,17 +75,17 @@ class Arrows:
                 event_numbers.extend(narrow_to_int32(identity[here]))
             if far.any():
                 at = others[far]
-                self._leading[name] += int((before[far] == 0).sum()) if leading else 0
+                self._leading[name] += int((before[far] == 0).sum()) if is_first else 0
                 self._searched[name].append(np.column_stack((*(values[at] for values in places), identity[far])))
 
     def extend(self, later: Arrows, first_row: int, pids: NDArray[np.int32], tids: NDArray[np.int32]) -> None:
-        """Add the ends that follow; the first event among them has this row, and the codes of places are now these."""
+        """Add a later part's ends; its first event has this row, its codes of processes and threads become these."""
         for name in _NAMES:
             rows, identity = self._adjacent[name]
             for part in later._searched[name]:
                 ends = np.column_stack((part[:, 0], pids[part[:, 1]], tids[part[:, 2]], part[:, 3]))
                 adjacent = (ends[:, :3] == self._last).all(axis=1)
-                adjacent[later._leading[name] :] = False
+                adjacent[later._leading[name] :] = False  # these follow an event of the part's own
                 later._leading[name] = max(later._leading[name] - len(ends), 0)
                 rows.extend(np.full(adjacent.sum(), first_row - 1, dtype=np.int32))
                 identity.extend(narrow_to_int32(ends[adjacent, 3]))
@@ -121,8 +121,9 @@ def _search(ends: Integers, columns: Columns) -> tuple[Integers, Integers]:
     rows = np.flatnonzero(wanted[slot] == time)
     slots = np.concatenate((slot[rows], np.searchsorted(wanted, ends[:, 0])))
     processes, threads = np.concatenate((process[rows], ends[:, 1])), np.concatenate((thread[rows], ends[:, 2]))
-    unique_places, own_thread = np.unique(processes * len(columns.texts["tid"].code_of) + threads, return_inverse=True)
-    places = slots * len(unique_places) + own_thread
+    # A number for each process and thread, then for each of these at a time: rows first, then ends.
+    unique_threads, thread_of = np.unique(processes * len(columns.texts["tid"].code_of) + threads, return_inverse=True)
+    places = slots * len(unique_threads) + thread_of
     candidates, first = np.unique(places[: len(rows)], return_index=True)
     sought = places[len(rows) :]
     is_found = np.isin(sought, candidates)

@@ -44,13 +44,13 @@ class Texts:
         """The code of a text that may be new."""
         return self.code_of.setdefault(text, len(self.code_of))
 
-    def codes(self, looked_up: Callable[[Lookup], Sequence[int]]) -> NDArray[np.int32]:
-        """The codes that this finds, which looks up texts: first in a plain dictionary, as there it is quickest."""
+    def codes(self, look_up: Callable[[Lookup], Sequence[int]]) -> NDArray[np.int32]:
+        """The codes that `look_up` returns, which gets a dictionary: a plain one, the quickest, if no text is new."""
         try:
-            return as_codes(looked_up(self.code_of))
+            return as_codes(look_up(self.code_of))
         except KeyError:
             growing = _Growing(self.code_of)
-            codes = as_codes(looked_up(growing))
+            codes = as_codes(look_up(growing))
             self.code_of.update(growing)
             return codes
 
@@ -99,7 +99,7 @@ def number(value: object) -> int:
 
 
 _ARROWS = ("flow_launch", "flow_backward")
-"""Added last."""
+"""Known once all events are; see `Columns.table`."""
 _TEXTS = ("name", "category", "phase", "pid", "tid")
 
 
@@ -118,7 +118,7 @@ class Columns:
         self.rows += len(columns["ts_ns"])
 
     def extend(self, later: Columns) -> dict[str, NDArray[np.int32]]:
-        """Add the rows that follow, from columns with codes of their own; the new codes by these, of each column."""
+        """Add the rows that follow, from columns with codes of their own; what those became, by column of texts."""
         others = {name: list(texts.code_of) for name, texts in later.texts.items()}
         new = {name: texts.codes(partial(_look_up, others[name])) for name, texts in self.texts.items()}
         rows = {name: grown.values() for name, grown in later._grown.items()}

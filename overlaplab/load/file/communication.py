@@ -86,6 +86,7 @@ def _collective(
     if elements_in < 0 and elements_out < 0:
         elements_in, elements_out, of_inputs = _from_shapes(name, kind, arguments)
         dtype = dtype or of_inputs
+    # Below 0 where the unknown side may be the larger one.
     smaller = elements_in if elements_out < 0 and kind in _INPUT_IS_LARGER else min(elements_in, elements_out)
     each = DTYPE_BYTES.get(dtype)
     sent = max(elements_in, elements_out) * each if each is not None and smaller >= 0 else -1
@@ -127,13 +128,13 @@ def _from_shapes(name: str, kind: str, arguments: Arguments) -> tuple[int, int, 
     """Elements in and out and their dtype, from the tensors' shapes; -1 and empty where unknown."""
     tensors: list[tuple[int, str]] = []
     for shape, spelling in zip(_list(arguments.shapes), _list(arguments.types), strict=False):
-        of = torch_dtype(str(spelling))
-        elements = _elements(shape, of)
-        if elements is not None and of in _TENSORS:
-            tensors.append((elements, of))
+        tensor_dtype = torch_dtype(str(spelling))
+        elements = _elements(shape, tensor_dtype)
+        if elements is not None and tensor_dtype in _TENSORS:
+            tensors.append((elements, tensor_dtype))
     if not tensors:
         return -1, -1, ""
-    dtype = next((of for _, of in tensors if of in DTYPE_BYTES), "")
+    dtype = next((each for _, each in tensors if each in DTYPE_BYTES), "")
     if _OUTPUT_FIRST.match(name) and kind not in _SAME_SIZE:
         return (tensors[1][0] if len(tensors) > 1 else -1), tensors[0][0], dtype
     elements_of_first = tensors[0][0]

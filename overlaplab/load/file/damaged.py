@@ -137,10 +137,11 @@ class _Reading:
         ends = [match.end() for match in islice(_NEXT.finditer(self._text, self.at), _CANDIDATES)]
         if not self._final and len(ends) < _CANDIDATES and len(self._text) - self.at < _WINDOW:
             raise _Incomplete
-        for end in ends or [len(self._text)] * self._final:
+        for end in ends or [len(self._text)] * self._final:  # at the end of the file, all that is left
             if end - self.at > _MOST_REPAIRED:
                 break
             piece = self._text[self.at : end].rstrip(_BETWEEN)
+            # In the second reading a backslash is literal before what looks like a closing quote.
             for text in (piece, _CLOSING.sub(r'\\\\"', piece)):
                 repaired = _TOKENS.sub(_token, _ESCAPES.sub(_escape, text))
                 try:

@@ -57,9 +57,9 @@ class Gathered:
     def append(self, events: list[FileEvent], us: NDArray[np.float64] | None) -> None:
         """Add a slice, as `decode_events` gives it."""
         kinds = _kinds(events)
-        if not (meant := kinds > 0).all():
-            self._note_processes(_select_events(events, ~meant))
-            events, kinds, us = _select_events(events, meant), kinds[meant], None if us is None else us[meant]
+        if not (used := kinds > 0).all():
+            self._note_processes(_select_events(events, ~used))
+            events, kinds, us = _select_events(events, used), kinds[used], None if us is None else us[used]
         if not events:
             return
         if us is None or self.ns is not False:
@@ -75,14 +75,14 @@ class Gathered:
         texts = self.columns.texts
         pids = texts["pid"].codes(lambda codes: [codes[event.pid] for event in events])
         tids = texts["tid"].codes(lambda codes: [codes[event.tid] for event in events])
-        row = kinds <= _INSTANT
+        is_row = kinds <= _INSTANT
         first_row = self.columns.rows
-        self._rows(_select_events(events, row), kinds[row], times[row], pids[row], tids[row])
-        ends = _select_events(events, ~row)
+        self._rows(_select_events(events, is_row), kinds[is_row], times[is_row], pids[is_row], tids[is_row])
+        ends = _select_events(events, ~is_row)
         for flow in {end.cat for end in ends if end.cat is not None}:
             if names_a_device(flow=flow):
                 self.unknown_device[f"arrows called '{flow}'"] = None
-        self.arrows.append(ends, row, (times, pids, tids), first_row)
+        self.arrows.append(ends, is_row, (times, pids, tids), first_row)
 
     def extend(self, later: Gathered) -> None:
         """Add the content of the slices that follow, which was gathered apart, without open spans."""

@@ -23,6 +23,7 @@ _PACKED_BYTES = 1 << 18
 GZIP = b"\x1f\x8b"
 _GZIP_BITS = zlib.MAX_WBITS | 16
 RATIO_FROM_BYTES = 64 << 20
+"""Less text is harmless, whatever its ratio."""
 
 
 class _Inflating(Protocol):
@@ -41,10 +42,10 @@ class Source:
     def __init__(self, path: object, file: BinaryIO) -> None:
         self.damage: str | None = None
         self.read_bytes = 0
-        """How much of the file its chunks came of."""
+        """How much of the file the chunks so far came from."""
         self._path = path
         self._file = file
-        self._read = 0
+        self._read = 0  # of a gzip file, with what is not inflated yet
 
     def __iter__(self) -> Iterator[bytes]:
         """Each chunk is read while the previous one is in use."""

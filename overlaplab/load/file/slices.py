@@ -32,7 +32,8 @@ _BOUNDARY = re.compile(rb"\}\s*,\s*(?=\{)")
 _NEAR_BYTES = 1 << 14
 _ATTEMPTS = 8
 """How many boundaries are tried before more of the file is read: some lie inside an event's arguments."""
-_GOES_ON = re.compile(rb"[\s,\]]*(\{|$)")
+_MAY_GO_ON = re.compile(rb"[\s,\]]*(\{|$)")
+"""What may follow a closing bracket that is not the array's."""
 _BOM = b"\xef\xbb\xbf"
 
 
@@ -82,7 +83,7 @@ class Slices:
         self.remainder = buffer
         """The text after the last event that was given."""
         self.passed_bytes = 0
-        """How much text lies before it, from the beginning of the buffer on."""
+        """How much text lies before `remainder`, from the beginning of the buffer on."""
         self._chunks = chunks
         self._final = False
 
@@ -203,7 +204,7 @@ def _to_end(text: bytearray) -> _Slice:
         if trailing is None:
             raise
         end = text.rindex(b"]", 0, int(trailing[1])) + 1
-        if _GOES_ON.match(text, end):
+        if _MAY_GO_ON.match(text, end):
             raise
         return _Slice(*decode_events(text[:end]), bytes(text[end:]), ended=True)
 

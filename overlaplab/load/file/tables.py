@@ -61,7 +61,9 @@ def file_tables(gathered: Gathered, base_ns: int) -> FileTables:
 def _mark_impossible_times(
     gathered: Gathered, events: pd.DataFrame, order: NDArray[np.intp], zero_ns: int
 ) -> tuple[pd.DataFrame, NDArray[np.intp]]:
-    """The events, and their rows in the file, with device events at impossible times damaged, at their launch."""
+    """The events, and their rows in the file. Device events without a duration, or at impossible times, are damaged;
+    the latter stand at their launch.
+    """
     impossible, launched_ns = _impossible_times(events, zero_ns)
     phase = events["phase"].array
     untimed = np.flatnonzero(matching(events["category"], is_device_category) & np.asarray(phase == "i"))
@@ -97,7 +99,7 @@ def _side_table(rows: list[Any], columns: Mapping[str, str], position: NDArray[n
     `position[i]` is the row of the events that row `i` of the file has become.
     """
     values: list[Any] = list(zip(*rows, strict=True)) or [()] * len(columns)
-    table = {name: _column(of, dtype) for of, (name, dtype) in zip(values, columns.items(), strict=True)}
+    table = {name: _column(each, dtype) for each, (name, dtype) in zip(values, columns.items(), strict=True)}
     table["event"] = position[np.array(values[0], dtype=np.intp)].astype(np.int64)
     return pd.DataFrame(table).sort_values("event", kind="stable", ignore_index=True)
 
@@ -113,9 +115,9 @@ def _column(values: Sequence[Any], dtype: str) -> object:
 def _impossible_times(events: pd.DataFrame, zero_ns: int) -> tuple[Integers, Integers]:
     """The rows of device events at impossible times, and when each was launched; if unknown, the host's first moment.
 
-    Such are times before the launch, or long after all that the host did: profilers now and then give an event no time
-    at all (`"ts": 0`, pytorch/kineto#109), or that of another clock (pytorch/pytorch#192021), and one would stretch its
-    step by years. `zero_ns` is what a time of 0 in the file became.
+    Such are times before the launch, or a minute from all that the host did: profilers now and then give an event no
+    time at all (`"ts": 0`, pytorch/kineto#109), or that of another clock (pytorch/pytorch#192021), and one would
+    stretch its step by years. `zero_ns` is what a time of 0 in the file became.
     """
     category = events["category"]
     device = np.flatnonzero(matching(category, is_device_category) | (events["stream"].to_numpy() >= 0))
@@ -123,7 +125,7 @@ def _impossible_times(events: pd.DataFrame, zero_ns: int) -> tuple[Integers, Int
     if not len(device) or not len(host):
         return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
     starts, (begins, ends) = events["ts_ns"].to_numpy(), event_times(events, device)
-    calls = calls_of(events, device)  # of merged processes with the same numbers the first, so that none is late
+    calls = calls_of(events, device)  # the first, where merged processes have the same numbers, so that none is late
     launched = np.where(calls >= 0, starts[calls], _NEVER)
     delay = begins - launched
     timed = (launched != _NEVER) & (begins != zero_ns)

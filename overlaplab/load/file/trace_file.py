@@ -27,7 +27,7 @@ from overlaplab.load.file.slices import NoTraceError, Slices
 from overlaplab.load.file.tables import file_tables
 from overlaplab.load.limits import MAX_EVENTS
 
-_TOLD_SLICES = 16
+_SLICES_PER_PROGRESS = 16
 
 
 class NotATraceError(OverlaplabError):
@@ -98,7 +98,7 @@ def _read(source: Source, path: object, progress: Callable[[int], None] | None, 
         if gathered.columns.rows > most:
             takes = "Each takes about 65 bytes of memory."
             raise MAX_EVENTS.error(f"holds over {most:,} events", path=path, remedy=takes)
-        if progress and number % _TOLD_SLICES == 0:
+        if progress and number % _SLICES_PER_PROGRESS == 0:
             progress(source.read_bytes)
     tables = file_tables(gathered, base_ns(slices.keys, gathered.repairs))
     repairs = slices.repairs + gathered.repairs
