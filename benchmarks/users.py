@@ -37,7 +37,7 @@ Spent = list[tuple[str, float]]
 def main(
     users: Annotated[int, typer.Option(help="At once.")] = 8,
     turns: Annotated[int, typer.Option(help="Pages that each turns to.")] = 30,
-    pause: Annotated[float, typer.Option(help="Seconds between a user's pages.")] = 0.0,
+    pause: Annotated[float, typer.Option(help="Mean seconds between a user's pages.")] = 0.0,
     folder: Annotated[Path, typer.Option(help="A folder of runs that has the sample runs' names.")] = ROOT / "traces",
 ) -> None:
     """Start the app, open the runs once, let the users in."""

@@ -61,8 +61,8 @@ class DumpEntry(msgspec.Struct, frozen=True):
 
     @property
     def is_over(self) -> bool:
-        """Whether it is known to have ended."""
-        return self.retired or self.state == "completed"
+        """Whether it is known to have ended; what has started on a GPU and is retired has timed out."""
+        return self.state == "completed" or (self.retired and self.state != "started")
 
     @property
     def kind(self) -> str:

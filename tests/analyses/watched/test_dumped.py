@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
 from made.dumped import MS, dump_entry, dumps_of_a_stopped_rank, write_dumps
 from ranks.warm_ranks import run_warm
 from schemas import expect_schema
@@ -75,6 +76,12 @@ def test_timed_collectives_and_disagreement(tmp_path: Path) -> None:
         [("all_reduce",), 2_500_000, True],
         [("all_reduce", "broadcast"), None, False],
     ]
+
+
+@pytest.mark.parametrize(("state", "is_over"), [("completed", True), ("scheduled", True), ("started", False)])
+def test_what_has_started_and_is_retired_has_timed_out(tmp_path: Path, state: str, is_over: bool) -> None:
+    ranks = [[dump_entry(1, 1), dump_entry(2, 9, state=state)] for _ in range(2)]
+    assert dumped_collectives(load_dumps(write_dumps(tmp_path, *ranks)))["completed"].tolist() == [True, is_over]
 
 
 def test_real_dumps_of_gloo(tmp_path: Path, command: Any) -> None:
