@@ -64,10 +64,6 @@ class _Spec:
     def __str__(self) -> str:
         return f"{list(self.shape)} {self.dtype}"
 
-    @classmethod
-    def from_tensor(cls, tensor: torch.Tensor) -> "_Spec":
-        return cls(tuple(tensor.shape), dtype_name(tensor.dtype))
-
     @property
     def numel(self) -> int:
         return torch.Size(self.shape).numel()
@@ -283,7 +279,9 @@ def _specs(strategy: Strategy, updates: Mapping[str, int]) -> dict[str, _Spec]:
             exact = _Spec(spec.shape, dtype_name(AdamW.exact(dtype)))
             kinds = (() if exact == spec else (MASTERS,)) + (MOMENTS if updates.get(name) else ())
             specs |= {f"{kind}.{name}": exact for kind in kinds}
-    return specs | {f"{BUFFERS}.{name}": _Spec.from_tensor(buffer) for name, buffer in strategy.model.named_buffers()}
+    for name, buffer in strategy.model.named_buffers():
+        specs[f"{BUFFERS}.{name}"] = _Spec(tuple(buffer.shape), dtype_name(buffer.dtype))
+    return specs
 
 
 def _owned_parts(strategy: Strategy) -> list[tuple[str, OwnedPart]]:
