@@ -42,7 +42,8 @@ from overlaplab_engine.network.communicator import Communicator
 from overlaplab_engine.optimizer import MOMENTS, AdamW
 from overlaplab_engine.recording.trace_file import write_json
 from overlaplab_engine.strategies import Strategy
-from overlaplab_engine.strategies.sharding.sharded import OwnedPart, Sharded
+from overlaplab_engine.strategies.sharding.sharded import Sharded
+from overlaplab_engine.strategies.sharding.shards import OwnedPart
 
 FORMAT_VERSION = 1
 HEADER = "checkpoint.json"
@@ -287,7 +288,7 @@ def _specs(strategy: Strategy, updates: Mapping[str, int]) -> dict[str, _Spec]:
 def _owned_parts(strategy: Strategy) -> list[tuple[str, OwnedPart]]:
     """This rank's parts of all parameters and buffers, each with its kind."""
     sharded, optimized = _sharded_names(strategy), dict(strategy.named_optimized())
-    parts = strategy.parts() if isinstance(strategy, Sharded) else []
+    parts = [part for flat in strategy.flats for part in flat.parts] if isinstance(strategy, Sharded) else []
     parts += [
         OwnedPart(name, 0, p.detach(), optimized.get(name))
         for name, p in strategy.model.named_parameters()
