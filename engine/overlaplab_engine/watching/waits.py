@@ -22,7 +22,6 @@ import torch.distributed as dist
 
 from overlaplab_engine.network.communicator import ThreadCall
 from overlaplab_engine.watching.clock import EventClock, WatchHostClock
-from overlaplab_engine.watching.guard import guard
 from overlaplab_engine.watching.log import CellKind
 
 MAX_ALL_REDUCES = 256
@@ -74,6 +73,20 @@ class AllReduce:
     group: Any
     number: int
     duration_ns: int
+
+
+def _guard(method: Callable[..., Any]) -> Callable[..., Any]:
+    """The method, but its error goes to the object's `_failed`, and None is returned."""
+
+    @wraps(method)
+    def call(self: Any, *args: Any) -> Any:
+        try:
+            return method(self, *args)
+        except Exception as error:
+            self._failed(error)
+            return None
+
+    return call
 
 
 class Waits:
@@ -165,7 +178,7 @@ class Waits:
 
         return wait
 
-    @guard
+    @_guard
     def _begin(self, work: Any, default: CellKind | Literal["future"] | None) -> bool:
         """Whether a wait begins that is not within another one; what is waited for may be known by the inner one."""
         launch = self._take_launch(work)
@@ -187,7 +200,7 @@ class Waits:
             return False
         return time.perf_counter_ns() - launch.at_ns < PROMPT_WAIT_NS or not work.is_completed()
 
-    @guard
+    @_guard
     def _end(self) -> None:
         waiting, self._waiting = self._waiting, None
         if waiting is None:
@@ -216,7 +229,7 @@ class Waits:
 
         return launch
 
-    @guard
+    @_guard
     def _stream_start(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """A mark before a collective with these arguments, if it runs in a GPU's current stream."""
         options = (*args, *kwargs.values())
