@@ -66,15 +66,6 @@ class _Wait:
     """An all-reduce that does not end before the wait for it begins."""
 
 
-@dataclass(frozen=True, slots=True)
-class AllReduce:
-    """An all-reduce that the training's thread has waited for."""
-
-    group: Any
-    number: int
-    duration_ns: int
-
-
 def _guard(method: Callable[..., Any]) -> Callable[..., Any]:
     """The method, but its error goes to the object's `_failed`, and None is returned."""
 
@@ -113,8 +104,8 @@ class Waits:
         self._waiting: _Wait | None = None
         self.future_kind = CellKind.EXPOSED_OTHER
         """What waiting for a future counts as: within a comm hook of DDP's, gradients."""
-        self.all_reduces: list[AllReduce] = []
-        """Those of the step."""
+        self.all_reduces: list[tuple[Any, int, int]] = []
+        """Those that the thread has waited for in this step: group, number there, and duration in ns."""
 
     @property
     def active(self) -> bool:
@@ -209,7 +200,7 @@ class Waits:
         self._clock.span(waiting.start, end, self._receiver(waiting.kind or CellKind.EXPOSED_OTHER))
         launch = waiting.launch
         if launch is not None and launch.number is not None and len(self.all_reduces) < MAX_ALL_REDUCES:
-            self.all_reduces.append(AllReduce(launch.group, launch.number, time.perf_counter_ns() - launch.at_ns))
+            self.all_reduces.append((launch.group, launch.number, time.perf_counter_ns() - launch.at_ns))
 
     def _note_launch(self, name: str, original: Any) -> Callable[..., Any]:
         def launch(group: Any, *args: Any, **kwargs: Any) -> Any:
