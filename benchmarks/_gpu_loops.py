@@ -19,6 +19,7 @@ from typing import Annotated, Any
 import torch
 import torch.distributed as dist
 import typer
+from _loops import SlowItems
 from overlaplab_engine.network.communicator import connect
 from overlaplab_engine.network.link import Link
 from overlaplab_engine.recording.recorder import Recorder
@@ -28,7 +29,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compr
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
 LINK = "100Gbps,10us,8"
 ALONE = ("launches", "saving", "pause", "loader")
@@ -58,22 +59,6 @@ class Block(nn.Module):
         return y
 
 
-class SlowSamples(Dataset[torch.Tensor]):
-    """Samples that the host takes 15 ms to load."""
-
-    def __init__(self, sample: torch.Tensor) -> None:
-        self.sample = sample.cpu()
-
-    def __len__(self) -> int:
-        """Enough for an epoch."""
-        return 64
-
-    def __getitem__(self, item: int) -> torch.Tensor:
-        """Always the same."""
-        time.sleep(0.015)
-        return self.sample
-
-
 class Loop:
     """One loop, with its fault or mended."""
 
@@ -96,7 +81,7 @@ class Loop:
             self.train = self._capture()
         if name == "loader":
             workers = {"num_workers": 4, "prefetch_factor": 4, "persistent_workers": True} if mended else {}
-            self.samples = iter(_endless(DataLoader(SlowSamples(self.x), batch_size=None, **workers)))
+            self.samples = iter(_endless(DataLoader(SlowItems(15, self.x.cpu()), batch_size=None, **workers)))
 
     def _parallel(self) -> nn.Module:
         if self.name in ALONE:

@@ -1,4 +1,4 @@
-"""Traces as kineto writes them, of a data-parallel training that never ran: the same for the same seed.
+"""Traces as kineto writes them, of a data-parallel training that never ran: always the same.
 
 What stands in them, and how often, follows a recording of ResNet-50 under DistributedDataParallel on A100: a third
 operators, a third arrows, the rest runtime calls and kernels, about 240 bytes an event.
@@ -63,7 +63,7 @@ ACCUMULATE = (
 )
 
 
-def write(path: Path, *, events: int, rank: int = 0, ranks: int = 1, seed: int = 0, device_only: bool = False) -> int:
+def write(path: Path, *, events: int, rank: int = 0, ranks: int = 1, device_only: bool = False) -> int:
     """Write a gzipped trace of about so many events; the uncompressed size in bytes.
 
     With `device_only` so many on the device, and of the host only steps and launches, as without ProfilerActivity.CPU.
@@ -71,7 +71,7 @@ def write(path: Path, *, events: int, rank: int = 0, ranks: int = 1, seed: int =
     size = 0
     part = path.with_suffix(".part")
     with gzip.open(part, "wb", compresslevel=6) as file:
-        for text in _texts(events, rank, ranks, seed, device_only):
+        for text in _texts(events, rank, ranks, device_only):
             size += file.write(text.encode())
     part.rename(path)
     return size
@@ -85,22 +85,22 @@ def write_ranks(folder: Path, *, events: int, ranks: int, bodies: int = 16) -> N
         if path.exists():
             continue
         if rank % bodies not in packed:
-            texts = list(_texts(events, rank % bodies, ranks, 0, False))
+            texts = list(_texts(events, rank % bodies, ranks, False))
             packed[rank % bodies] = gzip.compress("".join(texts[1:]).encode(), compresslevel=6)
-        head = next(_texts(events, rank, ranks, 0, False))
+        head = next(_texts(events, rank, ranks, False))
         part = path.with_suffix(".part")
         part.write_bytes(gzip.compress(head.encode()) + packed[rank % bodies])
         part.rename(path)
 
 
-def _texts(events: int, rank: int, ranks: int, seed: int, device_only: bool) -> Iterator[str]:
+def _texts(events: int, rank: int, ranks: int, device_only: bool) -> Iterator[str]:
     yield (
         '\n{\n  "schemaVersion": 1,\n  "deviceProperties": [\n    {\n      "id": 0, "name": "A100"\n    }\n  ],\n'
         f'  "distributedInfo": {{"backend": "nccl", "rank": {rank}, "world_size": {ranks}, "pg_count": 1, "pg_config": '
         f'[{{"pg_name": "0", "pg_desc": "default_pg", "backend_config": "cuda:nccl", "pg_size": {ranks}, '
         f'"ranks": {list(range(ranks))}}}], "nccl_version": "2.17.1"}},\n  "traceEvents": [\n'
     )
-    writer = _Writer(random.Random(seed * 1000 + rank), ranks, device_only=device_only)
+    writer = _Writer(random.Random(rank), ranks, device_only=device_only)
     layers = max(round(events / STEPS / (UNIT_DEVICE_EVENTS if device_only else UNIT_EVENTS)), 1)
     for step in range(STEPS):
         writer.step(step, layers)

@@ -111,10 +111,10 @@ class Backwards(nn.Module):
 
 
 class SlowItems(Dataset[torch.Tensor]):
-    """An item takes so many ms to load."""
+    """An item, always the same, takes so many ms to load."""
 
-    def __init__(self, ms: float) -> None:
-        self.ms = ms
+    def __init__(self, ms: float, item: torch.Tensor | None = None) -> None:
+        self.ms, self.item = ms, torch.ones(1) if item is None else item
 
     def __len__(self) -> int:
         """More than are asked for."""
@@ -123,7 +123,7 @@ class SlowItems(Dataset[torch.Tensor]):
     def __getitem__(self, item: int) -> torch.Tensor:
         """The item."""
         time.sleep(self.ms / 1e3)
-        return torch.ones(1)
+        return self.item
 
 
 def main(

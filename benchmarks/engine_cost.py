@@ -10,7 +10,7 @@ Each prints one line per figure: median of the pairs' ratios, and their quartile
 
 import statistics
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 
 import torch
@@ -83,17 +83,11 @@ def recording(pairs: PAIRS = 15, layers: LAYERS = 6, width: WIDTH = 768, seq: SE
     end_rank(comm)
 
 
-class _Nothing:
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, *_: object) -> None: ...
-
-
 @contextmanager
 def without_labels() -> Iterator[None]:
     """Spans are empty contexts, instants do nothing, and gradients have no hooks for labels."""
     before = labels.span, labels.instant, record.after_accumulation
-    labels.span = lambda *_, **__: _Nothing()  # type: ignore[assignment,return-value]
+    labels.span = lambda *_, **__: nullcontext()  # type: ignore[assignment,return-value]
     labels.instant = lambda _: None
     record.after_accumulation = lambda *_: None
     try:

@@ -66,36 +66,10 @@ _HOMES = {
 """The module of each name, imported on first access: torch takes seconds, and the command line's help needs none."""
 
 __all__ = [
-    "AdamW",
-    "Bucketed",
-    "Communicator",
-    "EngineError",
-    "Link",
-    "LocalSGD",
-    "Mesh",
-    "Naive",
-    "Options",
-    "PerParam",
-    "Recorder",
-    "Ring",
-    "Strategy",
-    "TensorParallel",
-    "TorchDDP",
-    "TorchFSDP2",
-    "TorchTensorParallel",
-    "Tree",
-    "Unit",
-    "Watch",
-    "Zero1",
-    "Zero2",
-    "Zero3",
-    "by_block",
-    "by_size",
-    "connect",
-    "register",
-    "trace_handler",
-    "watch",
-]
+    "AdamW", "Bucketed", "Communicator", "EngineError", "Link", "LocalSGD", "Mesh", "Naive", "Options", "PerParam",
+    "Recorder", "Ring", "Strategy", "TensorParallel", "TorchDDP", "TorchFSDP2", "TorchTensorParallel", "Tree", "Unit",
+    "Watch", "Zero1", "Zero2", "Zero3", "by_block", "by_size", "connect", "register", "trace_handler", "watch",
+]  # fmt: skip
 
 
 def __dir__() -> list[str]:

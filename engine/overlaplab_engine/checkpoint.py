@@ -42,7 +42,8 @@ from overlaplab_engine.network.communicator import Communicator
 from overlaplab_engine.optimizer import MOMENTS, AdamW
 from overlaplab_engine.recording.trace_file import write_json
 from overlaplab_engine.strategies import Strategy
-from overlaplab_engine.strategies.sharding.sharded import OwnedPart, Sharded
+from overlaplab_engine.strategies.sharding.sharded import Sharded
+from overlaplab_engine.strategies.sharding.shards import OwnedPart
 
 FORMAT_VERSION = 1
 HEADER = "checkpoint.json"
@@ -63,10 +64,6 @@ class _Spec:
 
     def __str__(self) -> str:
         return f"{list(self.shape)} {self.dtype}"
-
-    @classmethod
-    def from_tensor(cls, tensor: torch.Tensor) -> "_Spec":
-        return cls(tuple(tensor.shape), dtype_name(tensor.dtype))
 
     @property
     def numel(self) -> int:
@@ -283,13 +280,15 @@ def _specs(strategy: Strategy, updates: Mapping[str, int]) -> dict[str, _Spec]:
             exact = _Spec(spec.shape, dtype_name(AdamW.exact(dtype)))
             kinds = (() if exact == spec else (MASTERS,)) + (MOMENTS if updates.get(name) else ())
             specs |= {f"{kind}.{name}": exact for kind in kinds}
-    return specs | {f"{BUFFERS}.{name}": _Spec.from_tensor(buffer) for name, buffer in strategy.model.named_buffers()}
+    for name, buffer in strategy.model.named_buffers():
+        specs[f"{BUFFERS}.{name}"] = _Spec(tuple(buffer.shape), dtype_name(buffer.dtype))
+    return specs
 
 
 def _owned_parts(strategy: Strategy) -> list[tuple[str, OwnedPart]]:
     """This rank's parts of all parameters and buffers, each with its kind."""
     sharded, optimized = _sharded_names(strategy), dict(strategy.named_optimized())
-    parts = strategy.parts() if isinstance(strategy, Sharded) else []
+    parts = [part for flat in strategy.flats for part in flat.parts] if isinstance(strategy, Sharded) else []
     parts += [
         OwnedPart(name, 0, p.detach(), optimized.get(name))
         for name, p in strategy.model.named_parameters()

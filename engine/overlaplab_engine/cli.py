@@ -14,7 +14,7 @@ from typing import Annotated, Any, get_args
 import typer
 from typer.core import TyperCommand, TyperOption
 
-from overlaplab_engine.config import AUTO_LINK, ON_GPUS, Config, Device, defaults
+from overlaplab_engine.config import AUTO_LINK, ON_GPUS, Config, Device
 from overlaplab_engine.devices import gpus, should_use_gpus
 from overlaplab_engine.errors import EngineError
 from overlaplab_engine.network.link import HOST_LINK, Link, LinkWait
@@ -153,7 +153,7 @@ def record(
 
 def _config(options: dict[str, Any], ranks: int, cuda: bool) -> Config:
     """The recording that the options ask for; those left out are None, or have their default."""
-    values = defaults(cuda) | {name: value for name, value in options.items() if value is not None}
+    values = (ON_GPUS if cuda else {}) | {name: value for name, value in options.items() if value is not None}
     values["link"] = _link(values["link"], cuda)
     values["compute"] = None if values["compute"] == "real" else values["compute"]
     if "slow_rank" in values:

@@ -1,7 +1,7 @@
 """The options of a recording, from which the command line is derived."""
 
 import re
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -296,11 +296,6 @@ ON_GPUS: dict[str, Any] = {
     "warmup": 12,  # in its first ten steps there, DDP's host waits for the step before, to time it
 }
 """What `overlaplab record` takes on GPUs for options that are left out: a model that keeps an H100 busy."""
-
-
-def defaults(cuda: bool) -> dict[str, Any]:
-    """Return the defaults of the options in `ON_GPUS`, on GPUs (`cuda`) or on the CPU."""
-    return ON_GPUS if cuda else {f.name: f.default for f in fields(Config) if f.name in ON_GPUS}
 
 
 def _require(condition: bool, message: str) -> None:

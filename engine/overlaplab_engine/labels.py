@@ -22,12 +22,15 @@ class Word(StrEnum):
     """The kind of a label, its name after `engine::`; each with the keys of its label, in the order of the text."""
 
     keys: tuple[str, ...]
+    optional: frozenset[str]
+    """Those of the keys that a label may lack."""
 
     def __new__(cls, word: str, keys: str = "") -> "Word":
-        """A member: its name in labels, and their keys."""
+        """A member: its name in labels, and their keys; optional ones end in `?`."""
         member = str.__new__(cls, word)
         member._value_ = word
-        member.keys = tuple(keys.split())
+        member.keys = tuple(keys.replace("?", "").split())
+        member.optional = frozenset(key[:-1] for key in keys.split() if key.endswith("?"))
         return member
 
     FORWARD = "forward", "microbatch"
@@ -58,18 +61,10 @@ class Word(StrEnum):
     WAIT = "wait"
     COLLECTIVE = "collective", "seq kind dtype bytes group"
     LAUNCH = "launch", "seq group"
-    COMM = "comm", "seq kind dtype bytes group link modelled_ns"
-    COPY = "copy", "way bytes link modelled_ns"
-    HOP = "hop", "bucket kind hop bytes sends to receives source"
-    PROCESSOR = "processor", "ran_ns delayed_ns unit phase"
-
-
-OPTIONAL = {
-    Word.COMM: frozenset({"link", "modelled_ns"}),
-    Word.COPY: frozenset({"link", "modelled_ns"}),
-    Word.HOP: frozenset({"sends", "to", "receives", "source"}),
-    Word.PROCESSOR: frozenset({"unit", "phase"}),
-}
+    COMM = "comm", "seq kind dtype bytes group link? modelled_ns?"
+    COPY = "copy", "way bytes link? modelled_ns?"
+    HOP = "hop", "bucket kind hop bytes sends? to? receives? source?"
+    PROCESSOR = "processor", "ran_ns delayed_ns unit? phase?"
 
 
 def label(word: Word, **values: str | int | Sequence[str]) -> str:
@@ -78,7 +73,7 @@ def label(word: Word, **values: str | int | Sequence[str]) -> str:
     Raises ValueError for keys that the grammar does not have for this word.
     """
     keys = [key for key in word.keys if key in values]
-    if len(keys) != len(values) or any(key not in values and key not in OPTIONAL.get(word, ()) for key in word.keys):
+    if len(keys) != len(values) or any(key not in values and key not in word.optional for key in word.keys):
         raise ValueError(f"engine::{word} takes the keys {word.keys}, not {tuple(values)}")
     return " ".join([PREFIX + word, *(f"{key}={_encode(values[key])}" for key in keys)])
 

@@ -112,8 +112,7 @@ def loads_in_workers(run: Run) -> bool:
 def _busy_time(trace: Trace) -> Intervals:
     """When any counted event ran."""
     busy = activity(trace)
-    stacked = np.concatenate((busy.compute, busy.communication, busy.memory))
-    return union(stacked[:, 0], stacked[:, 1])
+    return union(*np.concatenate((busy.compute, busy.communication, busy.memory)).T)
 
 
 @once_per_trace
@@ -145,8 +144,8 @@ def _assume_prompt_launches(trace: Trace) -> Trace:
     late = launched > gaps[:, 0]
     ends = np.where(gaps[:, 1] - launched <= GRAIN_NS, gaps[:, 1], launched)  # a launch takes a little, too
     starved = subtract(union(gaps[late, 0], ends[late]), host_waits(trace))
-    whole = np.concatenate((computes, starved))
-    return with_known(trace, activity, replace(activity(trace), compute=union(whole[:, 0], whole[:, 1])))
+    whole = union(*np.concatenate((computes, starved)).T)
+    return with_known(trace, activity, replace(activity(trace), compute=whole))
 
 
 def _first_launch(trace: Trace, at_ns: NDArray[np.int64], counts: NDArray[np.bool_]) -> NDArray[np.int64]:

@@ -148,8 +148,7 @@ def activity(trace: Trace) -> Activity:
     if rule is Rule.CPU:
         sets[WorkKind.COMPUTE], preempted = _cpu_compute(trace)
     else:
-        stacked = np.concatenate((sets[WorkKind.COMMUNICATION], _link_busy(trace)))
-        sets[WorkKind.COMMUNICATION] = union(stacked[:, 0], stacked[:, 1])
+        sets[WorkKind.COMMUNICATION] = union(*np.concatenate((sets[WorkKind.COMMUNICATION], _link_busy(trace))).T)
     return Activity(
         rule=rule,
         compute=sets[WorkKind.COMPUTE],
@@ -292,6 +291,5 @@ def _cpu_compute(trace: Trace) -> tuple[Intervals, Intervals | None]:
         computing = subtract(union(starts[on], ends[on]), union(starts[off], ends[off]))
         lost.append(core_waits(computing, counts[counts["thread"] == thread]))
         busy.append(subtract(computing, lost[-1]))
-    stacked, waited = np.concatenate(busy), np.concatenate(lost)
-    all_busy = union(stacked[:, 0], stacked[:, 1])
-    return all_busy, subtract(union(waited[:, 0], waited[:, 1]), all_busy) if len(counts) else None
+    all_busy = union(*np.concatenate(busy).T)
+    return all_busy, subtract(union(*np.concatenate(lost).T), all_busy) if len(counts) else None

@@ -10,6 +10,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 
@@ -28,13 +29,8 @@ class ExposedWaits:
     not_blocking: Intervals
 
 
-@dataclass(frozen=True, slots=True)
-class _WaitRange:
-    """A time in which something waits for communication, or for something unknown."""
-
-    start_ns: int
-    end_ns: int
-    communicates: bool
+_WaitRange: TypeAlias = tuple[int, int, bool]
+"""From when to when something waits, and whether for communication; else it is unknown for what."""
 
 
 @once_per_trace
@@ -54,8 +50,8 @@ def exposed_waits(trace: Trace) -> ExposedWaits | None:
         following = bisect_left(starts, end_ns)
         resumes = computing[following] if following < len(computing) else None
         following_calls = (calls[place] for place in range(first_call, len(calls)))
-        for span in _spans(events, resumes, following_calls, start_ns, end_ns):
-            spans[span.communicates].append((max(span.start_ns, start_ns), min(span.end_ns, end_ns)))
+        for from_ns, to_ns, communicates in _spans(events, resumes, following_calls, start_ns, end_ns):
+            spans[communicates].append((max(from_ns, start_ns), min(to_ns, end_ns)))
     blocking, unresolved = (union(*np.array(each, dtype=np.int64).reshape(-1, 2).T) for each in spans.values())
     return ExposedWaits(blocking, subtract(subtract(exposed, unresolved), blocking))
 
@@ -65,15 +61,15 @@ def _spans(
 ) -> Iterator[_WaitRange]:
     """When the kernel that resumes the computation, or the host before it launches that, waits for communication."""
     if resumes is None or resumes.called_ns == UNKNOWN_NS:
-        yield _WaitRange(start_ns, end_ns, communicates=False)
+        yield start_ns, end_ns, False
         return
-    for span in _awaited_ranges(events, resumes, start_ns):
-        yield _WaitRange(max(span.start_ns, resumes.called_ns), span.end_ns, span.communicates)
+    for from_ns, to_ns, communicates in _awaited_ranges(events, resumes, start_ns):
+        yield max(from_ns, resumes.called_ns), to_ns, communicates
     for call in calls:
         if call.start_ns >= min(end_ns, resumes.called_ns):
             return
-        for span in _awaited_ranges(events, events[call.until], start_ns):
-            yield _WaitRange(max(span.start_ns, call.start_ns), min(span.end_ns, call.end_ns), span.communicates)
+        for from_ns, to_ns, communicates in _awaited_ranges(events, events[call.until], start_ns):
+            yield max(from_ns, call.start_ns), min(to_ns, call.end_ns), communicates
 
 
 def _awaited_ranges(events: Sequence[DeviceEvent], last: DeviceEvent, after_ns: int) -> Iterator[_WaitRange]:
@@ -82,9 +78,9 @@ def _awaited_ranges(events: Sequence[DeviceEvent], last: DeviceEvent, after_ns: 
     while waiting:
         event = waiting.pop()
         if event.communicates:
-            yield _WaitRange(event.start_ns, event.end_ns, communicates=True)
+            yield event.start_ns, event.end_ns, True
         if event.waits is None:
-            yield _WaitRange(after_ns, event.start_ns, communicates=False)
+            yield after_ns, event.start_ns, False
         for place in (*(() if event.before is None else (event.before,)), *(event.waits or ())):
             if events[place].end_ns > after_ns and events[place].row not in seen:
                 seen.add(events[place].row)

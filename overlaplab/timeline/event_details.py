@@ -23,7 +23,6 @@ _ARGUMENTS = "record_param_comms"
 class LaunchDetails(TypedDict):
     name: str
     start_ns: int
-    end_ns: int
     thread: str
     operator: str | None
     """The innermost operator around it."""
@@ -40,8 +39,6 @@ _PEER = ("rank", "launch_ns", "start_ns", "end_ns", "wait_ns", "exposed_ns")
 class EventDetails(TypedDict):
     """One event; times in ns from the run's zero, by the first rank's clock. None where unknown, or absent."""
 
-    place: int
-    row: int
     rank: int | None
     name: str
     category: str
@@ -73,8 +70,6 @@ def event_details(run: Run, place: int, row: int) -> EventDetails:
     event = trace.events.iloc[row]
     start, duration = int(event["ts_ns"]), int(event["dur_ns"])
     return EventDetails(
-        place=place,
-        row=row,
         rank=trace.rank,
         name=str(event["name"]),
         category=str(event["category"]),
@@ -107,7 +102,6 @@ def _launch(trace: Trace, row: int, zero: int) -> LaunchDetails | None:
     return LaunchDetails(
         name=str(call_event["name"]),
         start_ns=start - zero,
-        end_ns=start - zero + int(call_event["dur_ns"]),
         thread=str(call_event["tid"]),
         operator=_operator_around(trace.events, call),
         delay_ns=at - start,

@@ -73,8 +73,7 @@ def window_totals(timeline: Timeline, start_ns: int, end_ns: int, ranks: Collect
         )
         both = total(intersect(compute, comm))
         working = total(compute) + total(comm) - both
-        everything = np.concatenate((compute, comm, memory))
-        busy = total(union(everything[:, 0], everything[:, 1]))
+        busy = total(union(*np.concatenate((compute, comm, memory)).T))
         span = end_ns - start_ns
         rows.append(
             (rank, span, busy, total(compute), total(comm), busy - working, both, total(comm) - both, span - busy)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from overlaplab_engine.cli import main
-from overlaplab_engine.config import Config, Dtype, defaults
+from overlaplab_engine.config import ON_GPUS, Config, Dtype
 
 ROOT = Path(__file__).parents[2]
 GPUS = (ROOT / "docs" / "gpus.md").read_text()
@@ -47,9 +47,9 @@ def test_there_are_such_commands() -> None:
 def test_the_table_of_defaults() -> None:
     rows = [[cell.strip().strip("`") for cell in line.split("|")[1:-1]] for line in GPUS.splitlines() if "|" in line]
     names = next(row for row in rows if "--width" in row)
-    for where, cuda in (("CPU", False), ("GPUs", True)):
+    for where, defaults in (("CPU", {name: getattr(Config, name) for name in ON_GPUS}), ("GPUs", ON_GPUS)):
         told = dict(zip(names, next(row for row in rows if row[0] == where), strict=True))
-        assert told == {"": where} | {f"--{name}": str(value) for name, value in defaults(cuda=cuda).items()}
+        assert told == {"": where} | {f"--{name}": str(value) for name, value in defaults.items()}
 
 
 def test_links_exist() -> None:

@@ -21,23 +21,16 @@ def all_reduce(comm: Communicator, tensor: torch.Tensor, *, bucket: int = 0) -> 
     """Sum a contiguous tensor over the ranks, in place."""
     chunks = list(torch.tensor_split(tensor.view(-1), comm.world_size))  # their sizes differ by one element at most
     hops = Hops(comm, bucket)
-    _scatter(hops, chunks)
-    _gather(hops, chunks)
+    # After n − 1 hops chunk r of rank r holds the sum over all ranks; in its other chunks lie partial sums.
+    _pass_round(hops, chunks, Kind.REDUCE_SCATTER, comm.rank - 1, add=True)
+    # After n − 1 more every rank has chunk r of every rank r.
+    _pass_round(hops, chunks, Kind.ALL_GATHER, comm.rank)
 
 
-def _scatter(hops: Hops, chunks: list[torch.Tensor]) -> None:
-    """n − 1 hops, after which chunk r of rank r holds the sum over all ranks; in the others lie partial sums."""
+def _pass_round(hops: Hops, chunks: list[torch.Tensor], kind: Kind, first: int, *, add: bool = False) -> None:
+    """Send chunk `first`, and in each of the n − 2 next hops the one that came in the hop before."""
     n, rank = hops.comm.world_size, hops.comm.rank
     for hop in range(n - 1):
-        sends, receives = (rank - hop - 1) % n, (rank - hop - 2) % n
-        send = Chunk(sends, chunks[sends], (rank + 1) % n)
-        hops.make(Kind.REDUCE_SCATTER, send, Chunk(receives, chunks[receives], (rank - 1) % n), add=True)
-
-
-def _gather(hops: Hops, chunks: list[torch.Tensor]) -> None:
-    """n − 1 hops, after which every rank has chunk r of every rank r."""
-    n, rank = hops.comm.world_size, hops.comm.rank
-    for hop in range(n - 1):
-        sends, receives = (rank - hop) % n, (rank - hop - 1) % n
-        send = Chunk(sends, chunks[sends], (rank + 1) % n)
-        hops.make(Kind.ALL_GATHER, send, Chunk(receives, chunks[receives], (rank - 1) % n))
+        sends, receives = (first - hop) % n, (first - hop - 1) % n
+        send, receive = Chunk(sends, chunks[sends], (rank + 1) % n), Chunk(receives, chunks[receives], (rank - 1) % n)
+        hops.make(kind, send, receive, add=add)

@@ -5,23 +5,12 @@ that sends gradients. So a burst sets n to 1 and ends one step later. On a GPU t
 """
 
 import time
-from dataclasses import dataclass
 from typing import Any
 
 from torch.nn.parallel import DistributedDataParallel
 
 DEFAULT_RATE = 100
 """DDP measures its first ten steps, and then one of so many, unless a watch has it measure others."""
-
-
-@dataclass(frozen=True, slots=True)
-class DDPTimes:
-    """What DDP measured of one backward pass."""
-
-    exposed_ns: int
-    communication_ns: int
-    ended_before_ns: int
-    """How long ago its communication ended."""
 
 
 class DDPTimers:
@@ -44,8 +33,10 @@ class DDPTimers:
         """Measure as seldom as DDP does by itself."""
         self._set_rate(DEFAULT_RATE)
 
-    def read(self) -> DDPTimes | None:
-        """The times of the last backward pass that sent gradients; None where they are unknown, or read before."""
+    def read(self) -> tuple[int, int, int] | None:
+        """What of the communication of the last backward pass that sent gradients was exposed, how long it took, and
+        how long ago it ended, in ns; None where that is unknown, or was read before.
+        """
         figures = self._figures()
         ended = figures.get("backward_comm_time_end")
         if not ended or ended == self._ended_unix_ns:
@@ -56,7 +47,7 @@ class DDPTimers:
         )
         if not communication or overlap is None or not figures.get("backward_compute_time"):
             return None
-        return DDPTimes(max(0, communication - overlap), communication, max(0, time.time_ns() - ended))
+        return max(0, communication - overlap), communication, max(0, time.time_ns() - ended)
 
     def _figures(self) -> dict[str, int]:
         figures: dict[str, int] = self._ddp.logger._get_ddp_logging_data().ints_map

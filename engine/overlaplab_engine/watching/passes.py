@@ -11,7 +11,6 @@ from torch.utils.hooks import RemovableHandle
 
 from overlaplab_engine.strategies.gradients.hooks import Hook, before_backward
 from overlaplab_engine.watching.clock import EventClock, WatchHostClock
-from overlaplab_engine.watching.guard import guard
 from overlaplab_engine.watching.log import CellKind
 
 
@@ -84,22 +83,19 @@ class Passes:
         if self.timing and self._forward_start is not None:
             self._clock.span(self._forward_start, self._clock.mark(), self._receiver(CellKind.FORWARD))
             self._forward_start = None
-            before_backward(output, self._before_backward)
+            before_backward(output, Hook(self._before_backward, self._failed))
         self._ended()
 
-    @guard
     def _before_backward(self) -> None:
         if self.timing and self._backward_start is None:
             self._backward_start = self._clock.mark()
-            self._queue_callback(self._after_computing)
+            self._queue_callback(Hook(self._after_computing, self._failed))
 
-    @guard
     def _after_computing(self) -> None:
         """DDP queues its waiting later than this was queued, and earlier than this queues what follows."""
         self._backward_computed = self._clock.mark()
-        self._queue_callback(self._after_backward)
+        self._queue_callback(Hook(self._after_backward, self._failed))
 
-    @guard
     def _after_backward(self) -> None:
         if self._backward_start is not None:
             end = self._clock.mark()

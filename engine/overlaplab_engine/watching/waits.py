@@ -22,7 +22,6 @@ import torch.distributed as dist
 
 from overlaplab_engine.network.communicator import ThreadCall
 from overlaplab_engine.watching.clock import EventClock, WatchHostClock
-from overlaplab_engine.watching.guard import guard
 from overlaplab_engine.watching.log import CellKind
 
 MAX_ALL_REDUCES = 256
@@ -67,13 +66,18 @@ class _Wait:
     """An all-reduce that does not end before the wait for it begins."""
 
 
-@dataclass(frozen=True, slots=True)
-class AllReduce:
-    """An all-reduce that the training's thread has waited for."""
+def _guard(method: Callable[..., Any]) -> Callable[..., Any]:
+    """The method, but its error goes to the object's `_failed`, and None is returned."""
 
-    group: Any
-    number: int
-    duration_ns: int
+    @wraps(method)
+    def call(self: Any, *args: Any) -> Any:
+        try:
+            return method(self, *args)
+        except Exception as error:
+            self._failed(error)
+            return None
+
+    return call
 
 
 class Waits:
@@ -100,8 +104,8 @@ class Waits:
         self._waiting: _Wait | None = None
         self.future_kind = CellKind.EXPOSED_OTHER
         """What waiting for a future counts as: within a comm hook of DDP's, gradients."""
-        self.all_reduces: list[AllReduce] = []
-        """Those of the step."""
+        self.all_reduces: list[tuple[Any, int, int]] = []
+        """Those that the thread has waited for in this step: group, number there, and duration in ns."""
 
     @property
     def active(self) -> bool:
@@ -165,7 +169,7 @@ class Waits:
 
         return wait
 
-    @guard
+    @_guard
     def _begin(self, work: Any, default: CellKind | Literal["future"] | None) -> bool:
         """Begin a wait; returns whether it is measured and outermost. An inner one may know what is waited for."""
         launch = self._take_launch(work)
@@ -187,7 +191,7 @@ class Waits:
             return False
         return time.perf_counter_ns() - launch.at_ns < PROMPT_WAIT_NS or not work.is_completed()
 
-    @guard
+    @_guard
     def _end(self) -> None:
         waiting, self._waiting = self._waiting, None
         if waiting is None:
@@ -196,7 +200,7 @@ class Waits:
         self._clock.span(waiting.start, end, self._receiver(waiting.kind or CellKind.EXPOSED_OTHER))
         launch = waiting.launch
         if launch is not None and launch.number is not None and len(self.all_reduces) < MAX_ALL_REDUCES:
-            self.all_reduces.append(AllReduce(launch.group, launch.number, time.perf_counter_ns() - launch.at_ns))
+            self.all_reduces.append((launch.group, launch.number, time.perf_counter_ns() - launch.at_ns))
 
     def _note_launch(self, name: str, original: Any) -> Callable[..., Any]:
         def launch(group: Any, *args: Any, **kwargs: Any) -> Any:
@@ -216,7 +220,7 @@ class Waits:
 
         return launch
 
-    @guard
+    @_guard
     def _stream_start(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """A mark before a collective with these arguments, if it runs in a GPU's current stream."""
         options = (*args, *kwargs.values())

@@ -273,8 +273,8 @@ class Watch:
         if self._data_ns is not None:
             cells.append(Cell(CellKind.DATA, self._step, self._data_ns))
         cells += [
-            Cell(CellKind.ALL_REDUCE, each.number, each.duration_ns, group=self._number_group(each.group))
-            for each in self._waits.all_reduces
+            Cell(CellKind.ALL_REDUCE, number, duration_ns, group=self._number_group(group))
+            for group, number, duration_ns in self._waits.all_reduces
         ]
         if self._looks is not None and self._looks.is_due:
             cells += self._look(LookFlag.STEP_ENDED, self._step + 1, 0)
@@ -328,11 +328,12 @@ class Watch:
         for timers in self._timers:
             if (times := timers.read()) is None:
                 continue
-            step = self._step if times.ended_before_ns < in_step_ns else self._step - 1
+            exposed_ns, communication_ns, ended_before_ns = times
+            step = self._step if ended_before_ns < in_step_ns else self._step - 1
             if self._bursts.holds(step):  # not of a pass before the first step
-                self._add(CellKind.EXPOSED_DDP, step, times.exposed_ns)
+                self._add(CellKind.EXPOSED_DDP, step, exposed_ns)
                 group = self._number_group(timers.group)
-                self._sums[CellKind.DDP_COMMUNICATION, step, group] += times.communication_ns
+                self._sums[CellKind.DDP_COMMUNICATION, step, group] += communication_ns
 
     def _number_group(self, group: Any) -> int:
         with self._groups_lock:

@@ -14,8 +14,9 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from overlaplab.axes import PIPELINE, find_axis
+from overlaplab.axes import PIPELINE
 from overlaplab.events import Run, Trace, Window, activity
+from overlaplab.evidence.call_metadata import group_axes
 from overlaplab.evidence.clocks import corrections
 from overlaplab.evidence.recorded import UNKNOWN_NS
 from overlaplab.evidence.selection import rows_by_rank
@@ -103,9 +104,9 @@ def _messages(run: Run, number: int) -> pd.DataFrame:
     `is_known` (the arrival of its kernel's last end is), `moves_ns` (when that was; the start where it is unknown).
     """
     rows = arrivals(run)
-    axes = rows["group_description"].map({text: find_axis(text) for text in rows["group_description"].unique()})
+    axes = group_axes(rows["group_description"].to_numpy())
     along = (axes == PIPELINE) & (rows["kind"] == "send_recv") & (rows["start_ns"] != UNKNOWN_NS)
-    messages = rows[along & (rows["trace"] == number)].copy()
+    messages: pd.DataFrame = rows[along & (rows["trace"] == number)].copy()
     offset = int(corrections(run)[number])
     for name in ("start_ns", "end_ns", "host_ns"):
         messages[name] = messages[name].where(messages[name] == UNKNOWN_NS, messages[name] + offset)

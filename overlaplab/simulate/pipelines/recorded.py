@@ -10,9 +10,9 @@ import numpy as np
 import pandas as pd
 
 from overlaplab.analyses.systems.pipeline import pipeline
-from overlaplab.axes import find_axis
 from overlaplab.costs.pipeline import BACKWARD, FORWARD, INPUT, WEIGHT
 from overlaplab.events import Run, Trace, Window, activity, once_per_run, rule_of, step_windows
+from overlaplab.evidence.call_metadata import group_axes
 from overlaplab.evidence.clocks import corrections
 from overlaplab.evidence.executions import executions
 from overlaplab.evidence.labels import Label, engine_labels
@@ -119,7 +119,7 @@ def _shape(plan: Pipeline, steps: Sequence[_RankStep], counts: tuple[int, ...], 
 def _averages(run: Run, pipeline_places: Sequence[Sequence[int]]) -> tuple[tuple[Launch, ...], ...]:
     """The buckets that each rank along the pipeline averages with its replicas, in order of launch."""
     rows = arrivals(run)
-    axes = rows["group_description"].map({text: find_axis(text) for text in rows["group_description"].unique()})
+    axes = group_axes(rows["group_description"].to_numpy())
     averages = rows[(axes == "dp") & (rows["kind"] == "all_reduce") & (rows["last_ns"] != UNKNOWN_NS)]
     buckets = []
     for members in zip(*pipeline_places, strict=True):

@@ -23,19 +23,6 @@ from overlaplab_engine.strategies.sharding.shards import Flat, Piece
 
 
 @dataclass(frozen=True, slots=True)
-class OwnedPart:
-    """This rank's part of one parameter, trained or not."""
-
-    name: str
-    begin: int
-    """Where it begins in the flattened parameter."""
-    values: torch.Tensor
-    """(elements,), in the memory that training uses."""
-    optimized: torch.Tensor | None
-    """What the optimizer updates; None for a frozen parameter."""
-
-
-@dataclass(frozen=True, slots=True)
 class _UnderWay:
     """A reduce-scatter, or what follows it: HSDP's all-reduce of its result, or the copy of its mean to the host."""
 
@@ -81,16 +68,6 @@ class Sharded(Strategy):
     def named_optimized(self) -> list[tuple[str, torch.Tensor]]:
         """This rank's pieces of the parameters, flat; none of a parameter that lies with other ranks."""
         return [(piece.name, piece.tensor) for flat in self.flats for piece in flat.pieces]
-
-    def parts(self) -> list[OwnedPart]:
-        """What this rank owns of each parameter that lies in `flats`."""
-        parts = []
-        for flat in self.flats:
-            pieces = {piece.name: piece.tensor for piece in flat.pieces}
-            for number, begin, values in flat.layout.pieces(flat.shard):
-                name = flat.names[number]
-                parts.append(OwnedPart(name, begin, values, pieces.get(name)))
-        return parts
 
     def assemble(self, flat: Flat, shard: torch.Tensor) -> dict[str, torch.Tensor]:
         """Gather every rank's (chunk,) of something that lies as `flat` does; returns it in the parameters' shapes."""

@@ -59,6 +59,19 @@ class Piece:
     """(elements,), a leaf that shares the shard's memory and carries `.grad` or `.main_grad`."""
 
 
+@dataclass(frozen=True, slots=True)
+class OwnedPart:
+    """This rank's part of one parameter, trained or not."""
+
+    name: str
+    begin: int
+    """Where it begins in the flattened parameter."""
+    values: torch.Tensor
+    """(elements,), in the memory that training uses."""
+    optimized: torch.Tensor | None
+    """What the optimizer updates; None for a frozen parameter."""
+
+
 class Flat:
     """This rank's part of some parameters, and of their gradients."""
 
@@ -81,11 +94,11 @@ class Flat:
         """What the optimizer updates."""
         self.resident = shard
         """What other ranks gather; on the device, if the shard is on the host."""
-        self.pieces = [
-            Piece(self.names[number], make_part(part))
-            for number, _, part in layout.pieces(self.shard)
-            if trained[number]
+        self.parts = [
+            OwnedPart(self.names[number], begin, values, make_part(values) if trained[number] else None)
+            for number, begin, values in layout.pieces(self.shard)
         ]
+        self.pieces = [Piece(part.name, part.optimized) for part in self.parts if part.optimized is not None]
 
     def accumulate(self, gradients: Gradients, received: torch.Tensor) -> list[Piece]:
         """Add mean gradients (chunk,) of any type to what the pieces have; returns those that had none."""
