@@ -7,7 +7,6 @@ import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.hooks import RemovableHandle
 
 from overlaplab_engine.strategies.gradients.hooks import Hook, before_backward
 from overlaplab_engine.watching.clock import EventClock, WatchHostClock
@@ -54,16 +53,19 @@ class Passes:
         self._ddp_is_timed = isinstance(clock, EventClock) and any(
             isinstance(module, DistributedDataParallel) for module in model.modules()
         )
-        self._handles: list[RemovableHandle] = []
+        self._removals: list[Callable[[], None]] = []
         for module in called_modules(model):
             before, after = Hook(self._before_forward, failed), Hook(self._after_forward, failed)
-            self._handles.append(module.register_forward_pre_hook(before, prepend=True))
-            self._handles.append(module.register_forward_hook(after))
+            if module._compiled_call_impl is not None:
+                self._removals.append(_surround_compiled(module, before, after))
+            else:
+                self._removals.append(module.register_forward_pre_hook(before, prepend=True).remove)
+                self._removals.append(module.register_forward_hook(after).remove)
 
     def remove(self) -> None:
         """Remove the hooks."""
-        for handle in self._handles:
-            handle.remove()
+        for remove in self._removals:
+            remove()
 
     def next_step(self) -> None:
         """Forget a pass that an error has ended."""
@@ -103,3 +105,24 @@ class Passes:
             if self._ddp_is_timed:
                 self._clock.span(self._backward_computed, end, self._receiver(CellKind.EXPOSED_DDP))
         self._backward_start = None
+
+
+def _surround_compiled(module: nn.Module, before: Hook, after: Hook) -> Callable[[], None]:
+    """Call hooks around what `nn.Module.compile` made of a module: within that they run only while it is traced.
+
+    Returns the function that undoes it.
+    """
+    compiled: Any = module._compiled_call_impl
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        before(module, args)
+        output = compiled(*args, **kwargs)
+        after(module, args, output)
+        return output
+
+    def undo() -> None:
+        if module._compiled_call_impl is call:
+            module._compiled_call_impl = compiled
+
+    module._compiled_call_impl = call
+    return undo

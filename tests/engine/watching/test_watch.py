@@ -340,6 +340,17 @@ def test_a_compiled_model_has_passes(tmp_path: Path, layers: int) -> None:
         assert rank0(tmp_path).cells_of_kind(kind)["number"].tolist() == [0, 1]
 
 
+def test_a_model_compiled_in_place_has_passes(tmp_path: Path, model: nn.Module) -> None:
+    model.compile(backend="eager")
+    compiled = model._compiled_call_impl
+    with overlaplab.watch(model, tmp_path, every=1, burst=1) as watch:
+        train(model, watch, 2)
+        copy.deepcopy(model)(torch.ones(3, 4))
+    for kind in (CellKind.FORWARD, CellKind.BACKWARD):
+        assert rank0(tmp_path).cells_of_kind(kind)["number"].tolist() == [0, 1]
+    assert model._compiled_call_impl is compiled
+
+
 def test_parameters_that_fsdp2_offloads_are_those_of_a_gpu(
     tmp_path: Path, model: nn.Module, monkeypatch: pytest.MonkeyPatch
 ) -> None:
