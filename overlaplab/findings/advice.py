@@ -99,7 +99,7 @@ def advice_sentences(table: pd.DataFrame, diagnosis: Diagnosis) -> Iterator[str]
             caps = (f"{each.text} gains {ms(each.gain_ns)} ({certainty_words(each)})" for each in caps_by_model)
             yield f"Each model has a cap of its own: {'; '.join(caps)}."
         elif most_ns is None:
-            yield "No bucket or prefetch setting can be predicted from this run."
+            yield "No bucket or prefetch setting can be predicted from this run alone: `overlaplab predict` says why."
         else:
             yield f"Other buckets gain at most {ms(most_ns)} in {place_name(diagnosis)}; which cap does is not known."
         return

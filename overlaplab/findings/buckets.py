@@ -150,7 +150,9 @@ def _late_sentence(row: dict[Any, Any]) -> str:
         number, at_most = len(row["held"]), "up to " if len(row["held"]) > 1 else ""
         held = f"{number} buckets" if number > MOST_BUCKETS_LISTED else capitalise(bucket_numbers(row["held"]))
         line += f" {held} stood ready and waited {at_most}{ms(row['held_ns'])} for it."
-    return f"{line} Without that delay it would start {ms(row['earlier_ns'])} earlier, and {saved} exposed."
+    return (
+        f"{line} Without that delay it could have been launched {ms(row['earlier_ns'])} earlier, and {saved} exposed."
+    )
 
 
 _COLUMNS = {"row": "Int64", **dict.fromkeys(("cause", "label"), "object")}

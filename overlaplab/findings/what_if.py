@@ -174,7 +174,7 @@ def held_predicted_title(table: pd.DataFrame) -> str:
 
 def lanes_title(step_ns: int, measured_ns: int) -> str:
     """One step, measured and predicted."""
-    return f"The median of all ranks' steps: {ms(measured_ns)} measured, {ms(step_ns)} predicted"
+    return f"The step of median length (of two, the shorter): {ms(measured_ns)} measured, {ms(step_ns)} predicted"
 
 
 def depths_advice(

@@ -208,7 +208,9 @@ def test_a_rank_alone_is_advised_as_on_its_summary() -> None:
     assert advised["advice"] == diagnosis.advice
 
     assert "open all their traces together" in advised["advice"]
-    assert advised["sentences"] == ["No bucket or prefetch setting can be predicted from this run."]
+    assert advised["sentences"] == [
+        "No bucket or prefetch setting can be predicted from this run alone: `overlaplab predict` says why."
+    ]
     assert advised["settings"] == []
 
 

@@ -93,7 +93,8 @@ def test_a_parameter_held_a_bucket_only_if_that_would_have_been_launched_earlier
     }
     assert late_sentences(late.reset_index())[1] == (
         "Bucket 1 was held by p1.1, 6.0 ms after the one before it; 3.0 ms of it is exposed. Bucket 2 stood ready and"
-        " waited 1.0 ms for it. Without that delay it would start 6.0 ms earlier, and 2.0 ms less would be exposed."
+        " waited 1.0 ms for it. Without that delay it could have been launched 6.0 ms earlier, and 2.0 ms less"
+        " would be exposed."
     )
     prompt = table.assign(gradient_ready_ns=[(0, 2 * MS), (9_500_000, 10 * MS), (7 * MS, 9 * MS)])
     assert "held" not in " ".join(late_sentences(late_buckets(prompt))), "half a millisecond is no hold"

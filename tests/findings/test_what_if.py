@@ -157,5 +157,5 @@ def test_titles() -> None:
     assert what_if.held_predicted_title(held) == "Memory per rank by formula: the same with more ranks"
     assert what_if.held_predicted_title(ranks.assign(held_bytes=[8, 1])).endswith("less with more ranks")
     assert what_if.lanes_title(461_000_000, 497_000_000) == (
-        "The median of all ranks' steps: 497.0 ms measured, 461.0 ms predicted"
+        "The step of median length (of two, the shorter): 497.0 ms measured, 461.0 ms predicted"
     )

@@ -171,7 +171,11 @@ def _answered_words(action: Action, rows: pd.DataFrame, cause_rows: pd.DataFrame
         beside = _AND_DELAYS if Cause(largest["cause"]) is Cause.STRAGGLER else " in this step"
     elif gain_ns > largest["exposed_ns"]:
         beside = ", and smaller causes"
-    return f"{label}, {ms(int(largest['exposed_ns']))}{beside}"
+    alike = (cause_rows["cause"] == largest["cause"]) & (cause_rows["overhead"] == largest["overhead"])
+    if pd.notna(largest["late_rank"]):
+        alike &= (cause_rows["late_rank"] == largest["late_rank"]).fillna(False).astype(bool)
+    part, whole = (ms(int(ns)) for ns in (largest["exposed_ns"], cause_rows.loc[alike, "exposed_ns"].sum()))
+    return f"{label}, {part}{'' if part == whole else f' of {whole}'}{beside}"
 
 
 _TRANSFERS = tuple(cause for cause in Cause if cause.origin == "transfer")

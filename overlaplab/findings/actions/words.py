@@ -274,9 +274,10 @@ def general_remedy(case: Case) -> str:
         case Cause.UNHIDEABLE | Cause.LINK:
             return f"fewer bytes{_how_fewer(loop)} or a faster link"
         case Cause.QUEUED:
-            return _SEND_LESS if moved == "bucket" else "gathering ahead of reductions, or sending less at that time"
+            busy = f"{_SEND_LESS}{_how_fewer(loop)}"
+            return busy if moved == "bucket" else "gathering ahead of reductions, or sending less at that time"
         case Cause.LATE:
-            if moved == "gather" and (loop.traits is None or loop.traits.gathers != "updated_parameters"):
+            if moved == "gather" and (loop.traits is None or loop.traits.gathers == "units"):
                 return prefetch(case)
             return "launching it as soon as it is ready: see what held it"
         case Cause.TAIL:
@@ -294,8 +295,8 @@ def is_undivided(loop: Loop, cause: Cause | None) -> bool:
 def _unblock(moved: str, case: Case) -> str:
     """What helps against waiting by design."""
     loop = case.loop
-    if moved == "gather" and loop.traits is not None and loop.traits.gathers == "updated_parameters":
-        return _COMPUTE_FIRST  # these are gathered when they are updated, and no unit is gathered ahead
+    if moved == "gather" and loop.traits is not None and loop.traits.gathers != "units":
+        return _COMPUTE_FIRST  # updated parameters, for instance: no unit is gathered ahead
     if moved == "gather":
         return prefetch(case)
     if loop.traits is not None and loop.traits.gathers == "units":
@@ -313,8 +314,9 @@ def _unblock(moved: str, case: Case) -> str:
 
 def _how_fewer(loop: Loop) -> str:
     """By which options fewer bytes are sent, in brackets; without those that the run has."""
-    # An option for fewer bytes each, then for fewer passes that send; FSDP2 has none of the latter.
-    done = zip(_HOW_FEWER[loop.framework], (loop.sends_halves, loop.accumulates), strict=False)
+    # An option for fewer bytes each, then for fewer passes that send, where not each microbatch sends.
+    sends_each = loop.traits is not None and loop.traits.sends_every_microbatch
+    done = zip(_HOW_FEWER[loop.framework], (loop.sends_halves, loop.accumulates or sends_each), strict=False)
     options = ", ".join(text for text, is_done in done if not is_done)
     return options and f" ({options})"
 
@@ -384,7 +386,7 @@ _UNITS = (
     " after it"
 )
 _BUCKET = re.compile(r"bucket \d+$")
-_SEND_LESS = "sending less while the link is busy: lower precision, or fewer synchronisations by accumulating"
+_SEND_LESS = "sending less while the link is busy"
 _HOW_FEWER = {
     **dict.fromkeys((None, "engine"), ("lower precision", "accumulation")),
     "ddp": ("a bf16_compress_hook", "accumulation under no_sync"),

@@ -33,7 +33,9 @@ def verdict(table: pd.DataFrame, manifest: Manifest | None, diagnosis: Diagnosis
 def _step(table: pd.DataFrame) -> str:
     """How long a step takes; of several kinds the mean, which tells of a whole training."""
     several = "step_kind" in table and table["step_kind"].nunique() > 1
-    return f"mean step {ms(table['span_ns'].mean())}" if several else f"median step {ms(table['span_ns'].median())}"
+    if several:
+        return f"mean step {ms(table['span_ns'].mean())}"
+    return f"median {'step' if table['step'].notna().any() else 'trace'} {ms(table['span_ns'].median())}"
 
 
 def how_short(diagnosis: Diagnosis) -> str:
@@ -46,7 +48,8 @@ def how_short(diagnosis: Diagnosis) -> str:
         return ""
     exposed_ns, idle_ns = diagnosis.exposed_ns - paused_ns, diagnosis.idle_ns + paused_ns
     alone_ns = span_ns - exposed_ns
-    pauses = " or paused" if paused_ns > LITTLE_GAIN * span_ns else ""
+    it = "The trace" if diagnosis.step is None else "That step"
+    pauses = " or paused" if paused_ns else ""
     idles = f", {ms(idle_ns)} of it idle{pauses}" if idle_ns > LITTLE_GAIN * span_ns else ""
     condition = "" if bound["waits_known"] else ", if none of it is waiting for other ranks"
     if pd.notna(bound.get("found_ns")):  # buckets were played with all ranks
@@ -54,7 +57,7 @@ def how_short(diagnosis: Diagnosis) -> str:
         gap = f" (no buckets get below about {ms(least)})" if best - least > LITTLE_GAIN * span_ns else ""
         if span_ns - best <= LITTLE_GAIN * span_ns:
             return (
-                f"That step takes {ms(span_ns)}; the best buckets found gain {ms(max(span_ns - best, 0))}{gap}. Without"
+                f"{it} takes {ms(span_ns)}; the best buckets found gain {ms(max(span_ns - best, 0))}{gap}. Without"
                 f" any communication it would take {ms(alone_ns)}{idles}."
             )
         how = f"{ms(best)} with the best buckets found{gap}"
@@ -66,11 +69,10 @@ def how_short(diagnosis: Diagnosis) -> str:
         least = alone_ns + int(bound["bound_ns"]) - int(bound["compute_ns"])
         if span_ns - least <= LITTLE_GAIN * span_ns:
             return (
-                f"That step takes {ms(span_ns)}, and would take {ms(alone_ns)} without any"
-                f" communication{idles}{condition}."
+                f"{it} takes {ms(span_ns)}, and would take {ms(alone_ns)} without any communication{idles}{condition}."
             )
         how = f"at best {ms(least)} with the same launches and no delays or late ranks"
-    return f"That step takes {ms(span_ns)}: {how}, and {ms(alone_ns)} without any communication{idles}{condition}."
+    return f"{it} takes {ms(span_ns)}: {how}, and {ms(alone_ns)} without any communication{idles}{condition}."
 
 
 def hidden_finding(diagnosis: Diagnosis, unseen: Unseen = OTHER_RANKS) -> str:

@@ -26,7 +26,7 @@ from overlaplab.simulate.undisturbed import mean_step_after_ns
 DEPTHS = (1, 2, 3, 4)
 """Units gathered ahead that are tried."""
 _MAX_STRETCHES = 1000
-"""Stretches of a step that are nearer to each other than its length divided by this are drawn as one."""
+"""A rank's pauses that are shorter than its step divided by this are drawn as work."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,27 +137,25 @@ def lane_table(
 
     Columns: `lane` (`rank`: it works; `link`: a collective is on it), `what` (the bucket, unit or kind), `exposed`
     (bool: the rank does not work meanwhile), `start_ns`, `end_ns` (int64). `carried`: each collective's `what`, start
-    and end. What is near to each other may be `joined`.
+    and end. Where the rank's work is `joined`, pauses too short to be seen count as work.
     """
-    works, grain_ns = clip(works, begin_ns, end_ns), (end_ns - begin_ns) // _MAX_STRETCHES if joined else 0
-    rows: list[tuple[Any, ...]] = [("rank", "", False, *each) for each in _join_near(works, grain_ns)]
+    works = clip(works, begin_ns, end_ns)
+    if joined:
+        works = _join_near(works, (end_ns - begin_ns) // _MAX_STRETCHES)
+    rows: list[tuple[Any, ...]] = [("rank", "", False, *each) for each in works.tolist()]
     for what, start, stop in carried:
         if stop <= begin_ns or start >= end_ns:
             continue  # another step's
         on_link = clip(union([start], [stop]), begin_ns, end_ns)
         for exposed, stretches in ((False, intersect(on_link, works)), (True, subtract(on_link, works))):
-            rows += [("link", what, exposed, *each) for each in _join_near(stretches, grain_ns)]
+            rows += [("link", what, exposed, *each) for each in stretches.tolist()]
     table = pd.DataFrame(rows, columns=["lane", "what", "exposed", "start_ns", "end_ns"])
     table[["start_ns", "end_ns"]] -= begin_ns
     return table.astype({"exposed": "bool", "start_ns": "int64", "end_ns": "int64"})
 
 
-def _join_near(stretches: Intervals, grain_ns: int) -> list[list[int]]:
-    """Without gaps that nobody would see."""
-    joined: list[list[int]] = []
-    for start, end in stretches.tolist():
-        if joined and start - joined[-1][1] < grain_ns:
-            joined[-1][1] = end
-        else:
-            joined.append([start, end])
-    return joined
+def _join_near(stretches: Intervals, grain_ns: int) -> Intervals:
+    """Stretches in order, without gaps shorter than this."""
+    is_apart = stretches[1:, 0] - stretches[:-1, 1] >= grain_ns
+    begins, ends = np.append(True, is_apart), np.append(is_apart, True)
+    return np.column_stack((stretches[begins[: len(stretches)], 0], stretches[ends[: len(stretches)], 1]))

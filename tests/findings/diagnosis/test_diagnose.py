@@ -243,7 +243,7 @@ def test_advice_where_communication_is_not_the_problem(tmp_path: Path) -> None:
     found = RunTables(run=run_of(tmp_path / "copies", copies)).diagnosis
     assert found is not None
     assert "Copies are the larger part" in found.advice
-    assert found.headline.endswith("60\u00a0% of the step time only copies run.")
+    assert found.headline.endswith("60\u00a0% of the trace only copies run.")
     waits = launched("gemm", 0, 0, 10, correlation=1) + launched("gemm", 5, 90, 100, correlation=2)
     found = RunTables(run=run_of(tmp_path / "waits", waits)).diagnosis
     assert found is not None

@@ -43,7 +43,7 @@ def test_the_verdict_says_what_the_problem_is_where_communication_is_not(tmp_pat
     events = launched("gemm", 0, 0, 10, correlation=1) + launched("gemm", 88, 90, 100, correlation=2)
     tables = RunTables(run=run_of(tmp_path / "idle", events))
     assert tables.verdict == (
-        "Foreign traces, 1 rank, median step 0.10 ms; rank 0 (the only one): 80\u00a0% of the step time is idle, as"
+        "Foreign traces, 1 rank, median trace 0.10 ms; rank 0 (the only one): 80\u00a0% of the trace is idle, as"
         " the device waits for its host."
     )
     assert "finding what blocks the host" in advice_of(tables)
@@ -61,7 +61,7 @@ def test_the_verdict_says_what_the_problem_is_where_communication_is_not(tmp_pat
     assert "torch.compile" not in advice_of(graphs)
     assert "CUDA graphs leave gaps" in advice_of(graphs)
     host = RunTables(run=run_of(tmp_path / "host", [op("mm", 10 * place, 10 * place + 2) for place in range(10)]))
-    assert host.verdict.endswith("78\u00a0% of the step time is idle, as no operator runs.")
+    assert host.verdict.endswith("78\u00a0% of the trace is idle, as no operator runs.")
     assert not re.search("launch|CUDA|device", host.verdict + advice_of(host))
     events = [op("mm", 0, 97), event("gloo:all_reduce", 96, 98, cat="user_annotation", tid=7), op("mm", 98, 100)]
     busy = run_of(tmp_path / "busy", events)

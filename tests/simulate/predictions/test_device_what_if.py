@@ -90,19 +90,19 @@ def test_a_setting_is_played_once(ddp: Run) -> None:
 
 
 def test_lanes_in_literals() -> None:
-    """The second step; kernels 1 ns apart in 10,000 are drawn as one."""
+    """The second step; kernels 1 ns apart in 10,000 are drawn as one, and what is on the link then as hidden."""
     events = [
         Event(COMPUTES, "ProfilerStep#1", 0, 5_000),
         Event(COMPUTES, "predicted::a", 0, 5_000),
         Event(COMPUTES, "ProfilerStep#2", 5_000, 15_000),
         Event(COMPUTES, "predicted::a", 5_000, 7_000),
         Event(COMPUTES, "predicted::b", 7_001, 9_000),
-        Event(LINK, "engine::comm seq=0 kind=all_reduce dtype=float32 bytes=4 group=0", 8_000, 12_000),
+        Event(LINK, "engine::comm seq=0 kind=all_reduce dtype=float32 bytes=4 group=0", 6_000, 12_000),
         Event(COMPUTES, "predicted::c", 13_000, 15_000),
     ]
     assert device_lanes(events, 1).values.tolist() == [
         ["rank", "", False, 0, 4_000],
         ["rank", "", False, 8_000, 10_000],
-        ["link", "all_reduce", False, 3_000, 4_000],
+        ["link", "all_reduce", False, 1_000, 4_000],
         ["link", "all_reduce", True, 4_000, 7_000],
     ]
