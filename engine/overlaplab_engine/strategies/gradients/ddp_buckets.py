@@ -15,7 +15,6 @@ from typing import Any, Self, TypeAlias, cast
 from weakref import ref
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch._C._distributed_c10d import GradBucket
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
@@ -23,6 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from overlaplab_engine import labels
 from overlaplab_engine.errors import EngineError
+from overlaplab_engine.network import joined
 from overlaplab_engine.strategies.gradients.buckets import Marks
 
 Hook: TypeAlias = Callable[[Any, GradBucket], torch.futures.Future[torch.Tensor]]
@@ -138,6 +138,9 @@ class CommHook:
         self._labels = None
 
     def _send(self, state: None, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+        divides_by_left = self._users is None and _divides_by_ranks_left(self._ddp())
+        if divides_by_left and bucket.index() == 0:  # before the label, in which is one collective alone
+            self._ranks_left = joined.count_ranks_left(self._group, bucket.buffer().device)
         with ExitStack() as labelled:
             if self._labels is not None:
                 try:
@@ -147,30 +150,16 @@ class CommHook:
             if self._users is not None:
                 hook, state = self._users
                 return hook(state, bucket)
-            if _divides_by_those_left(self._ddp()):
-                return self._average_over_those_left(bucket)
+            if divides_by_left:
+                return joined.average(bucket, self._ranks_left, self._group)
             return allreduce_hook(self._group, bucket)
-
-    def _average_over_those_left(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-        """The sum, divided by the number of ranks that have not joined (`DistributedDataParallel.join`).
-
-        DDP counts them in the forward pass, and tells its reducer alone; so they are counted again, once a pass. A rank
-        that has joined sends zeros outside of autograd.
-        """
-        if bucket.index() == 0:
-            self._left = torch.full((), torch._C._current_graph_task_id() != -1, dtype=torch.float32)
-            self._left = self._left.to(bucket.buffer().device)
-            dist.all_reduce(self._left, group=self._group)
-        work = dist.all_reduce(bucket.buffer().div_(self._left), group=self._group, async_op=True)
-        future: torch.futures.Future[list[torch.Tensor]] = work.get_future()
-        return future.then(lambda reduced: reduced.value()[0])
 
 
 def _is_hooked(ddp: DistributedDataParallel) -> bool:
     return isinstance(vars(ddp).get("register_comm_hook"), CommHook)
 
 
-def _divides_by_those_left(ddp: DistributedDataParallel | None) -> bool:
+def _divides_by_ranks_left(ddp: DistributedDataParallel | None) -> bool:
     return ddp is not None and ddp._join_config.enable and not ddp._divide_by_initial_world_size
 
 
