@@ -33,7 +33,7 @@ COMMANDS = [
     (f"replay.py {ROOT}/traces/bucketed", "bucketed"),
     ("server.py {out}", "8 ranks"),
     (f"users.py --users 1 --turns 1 --folder {ROOT}/traces", "pages"),
-    (f"watching.py cost {TINY} --blocks 2 --block 4", "watched ÷ not"),
+    (f"watching.py cost {TINY} --blocks 2 --block 4 --every 2 --burst 1", "watched ÷ not"),
     (f"watching.py exposed {TINY} --repeats 1", "zero3"),
     ("what_if.py", "ms"),
     (f"zero3_cost.py {TINY} --pairs 1 --checkpointing all", rf"step time.*{PAIRS}(.|\n)*peak memory.*{PAIRS}"),
