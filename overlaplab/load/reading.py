@@ -10,7 +10,7 @@ from collections.abc import Callable, Container, Generator, Iterator, Sequence
 from concurrent.futures import BrokenExecutor, Executor, Future, as_completed
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from overlaplab.errors import OverlaplabError
 from overlaplab.load.cache import Cache
@@ -235,19 +235,34 @@ def _decoders(missing: Sequence[Located]) -> Iterator[Decoders | None]:
         _DECODING.release()
 
 
-def _pool(count: int, missing: Sequence[Located]) -> AbstractContextManager[Executor | None]:
-    """So many worker processes; None if they do not pay off for these files."""
+@contextmanager
+def _pool(count: int, missing: Sequence[Located]) -> Iterator[Executor | None]:
+    """So many worker processes, which an error or an interrupt ends at once; None if they do not pay off."""
+    executor = _start_workers(count, missing)
+    if executor is None:
+        yield None
+        return
+    try:
+        yield executor
+    except BaseException:
+        executor.shutdown(kill_workers=True)
+        raise
+    executor.shutdown()
+
+
+def _start_workers(count: int, missing: Sequence[Located]) -> Any:
+    """Loky's executor; None where it does not pay off for these files, or cannot be."""
     if count < 2 or sum(map(_text_bytes, missing)) < WORTH_BYTES or not all(file.shared for file in missing):
-        return nullcontext(None)
+        return None
     if multiprocessing.current_process().daemon:  # daemons may not have children
-        return nullcontext(None)
+        return None
     from loky import ProcessPoolExecutor
 
     # Not the standard library's: it imports the caller's script anew in each worker, which runs the whole of a script
     # that has no `if __name__ == "__main__"`; and forking is unsafe beside threads, which Streamlit and pyarrow start.
     with contextlib.suppress(OSError):
-        return ProcessPoolExecutor(count, initializer=end_with_parent, initargs=(os.getpid(),))  # type: ignore[no-any-return]
-    return nullcontext(None)
+        return ProcessPoolExecutor(count, initializer=end_with_parent, initargs=(os.getpid(),))
+    return None
 
 
 def _text_bytes(file: Located) -> int:

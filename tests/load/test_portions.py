@@ -19,6 +19,7 @@ import psutil
 import pytest
 from hostile.mutations import mutated, seeds
 from loaded_script import script
+from loky import ProcessPoolExecutor
 from made.traces import op, write
 from pandas.testing import assert_frame_equal
 
@@ -279,6 +280,15 @@ def test_no_process_outlives_the_reader(how: signal.Signals, tmp_path: Path) -> 
             assert time.monotonic() < until
             time.sleep(0.1)
         reader.kill()
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals")
+def test_an_interrupt_is_the_readers_to_act_on() -> None:
+    """A worker that it ended while it held the lock of their results made the reader wait for good."""
+    with ProcessPoolExecutor(1, initializer=portions.end_with_parent, initargs=(os.getpid(),)) as executor:
+        worker = executor.submit(os.getpid).result()
+        os.kill(worker, signal.SIGINT)
+        assert executor.submit(os.getpid).result() == worker
 
 
 def test_workers_wait_for_no_pandas() -> None:

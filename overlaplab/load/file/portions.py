@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import threading
 import time
 from collections import Counter, deque
@@ -119,7 +120,12 @@ def _is_ready() -> None:
 
 
 def end_with_parent(parent: int) -> None:
-    """Make this process end soon after its parent, which may be killed without a chance to end its workers."""
+    """Make this process end soon after its parent, which may be killed without a chance to end its workers.
+
+    An interrupt is the parent's to act on: one that comes while a worker holds the lock of the queue of results would
+    leave it locked, and the parent waiting for good.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     def watch() -> None:
         while os.getppid() == parent:

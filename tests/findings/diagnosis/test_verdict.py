@@ -66,7 +66,7 @@ def test_the_verdict_says_what_the_problem_is_where_communication_is_not(tmp_pat
     events = [op("mm", 0, 97), event("gloo:all_reduce", 96, 98, cat="user_annotation", tid=7), op("mm", 98, 100)]
     busy = run_of(tmp_path / "busy", events)
     assert other_problem(overlaplab.summary(busy), overlaplab.exposed(busy), idle(busy)) == (
-        "Communication is not the problem: for 99\u00a0% of the step time the rank computes."
+        "Communication is not the problem: for 99\u00a0% of the trace the rank computes."
     )
     events = [op("mm", 0, 50), event("gloo:all_reduce", 40, 100, cat="user_annotation", tid=7)]
     assert other_problem(overlaplab.summary(run_of(tmp_path / "exposed", events)), None, None) is None
