@@ -15,6 +15,7 @@ from overlaplab.findings.diagnosis.shares import CauseShare
 from overlaplab.findings.diagnosis.unseen import OTHER_RANKS, Unseen
 from overlaplab.findings.runs import note
 from overlaplab.findings.thresholds import LITTLE_GAIN
+from overlaplab.findings.windows import window_word
 from overlaplab.manifest import Manifest
 from overlaplab.words import count, ms, percent, rank_word, sentence
 
@@ -49,8 +50,8 @@ def tiles(diagnosis: Diagnosis, steps: pd.DataFrame, unseen: Unseen = OTHER_RANK
 def _share(label: str, took: int | None, diagnosis: Diagnosis) -> Tile:
     if took is None:
         return Tile(label=label, value="unknown", note="not all of it was recorded")
-    of = "trace" if diagnosis.step is None else "step"
-    return Tile(label=label, value=ms(took), note=f"{percent(took, diagnosis.span_ns)} of the {of}")
+    share = f"{percent(took, diagnosis.span_ns)} of the {window_word(diagnosis.step)}"
+    return Tile(label=label, value=ms(took), note=share)
 
 
 def _median(steps: pd.DataFrame, rank: int | None) -> str:

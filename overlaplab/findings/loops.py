@@ -43,6 +43,11 @@ class Loop:
     loads_in_workers: bool = False
     """Whether its DataLoader has worker processes already."""
 
+    @property
+    def may_gather_units(self) -> bool:
+        """Whether parameters may be gathered by units, so that they can be gathered earlier; unknown loops may."""
+        return self.traits is None or self.traits.gathers == "units"
+
 
 _FRAMEWORKS: dict[str, Literal["ddp", "fsdp2"]] = {"torch-ddp": "ddp", "torch-fsdp2": "fsdp2"}
 """The framework of a loop that a Recorder recorded, by the strategy in run.json."""

@@ -19,6 +19,11 @@ def window_name(table: pd.DataFrame) -> str:
     return ", ".join(f"{column} {value}" for column, value in first.items() if pd.notna(value))
 
 
+def window_word(step: object) -> str:
+    """What a window is called: `step`, or `trace` where no step is marked and all of it is one window."""
+    return "trace" if pd.isna(step) else "step"  # type: ignore[call-overload]
+
+
 def first_shown(step: int | None) -> str:
     """What the timeline shows where nobody has chosen a step."""
     return "All steps" if step is None else f"Step {step} at first"

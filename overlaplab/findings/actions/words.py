@@ -277,7 +277,7 @@ def general_remedy(case: Case) -> str:
             busy = f"{_SEND_LESS}{_how_fewer(loop)}"
             return busy if moved == "bucket" else "gathering ahead of reductions, or sending less at that time"
         case Cause.LATE:
-            if moved == "gather" and (loop.traits is None or loop.traits.gathers == "units"):
+            if moved == "gather" and loop.may_gather_units:
                 return prefetch(case)
             return "launching it as soon as it is ready: see what held it"
         case Cause.TAIL:
@@ -295,10 +295,8 @@ def is_undivided(loop: Loop, cause: Cause | None) -> bool:
 def _unblock(moved: str, case: Case) -> str:
     """What helps against waiting by design."""
     loop = case.loop
-    if moved == "gather" and loop.traits is not None and loop.traits.gathers != "units":
-        return _COMPUTE_FIRST  # updated parameters, for instance: no unit is gathered ahead
     if moved == "gather":
-        return prefetch(case)
+        return prefetch(case) if loop.may_gather_units else _COMPUTE_FIRST
     if loop.traits is not None and loop.traits.gathers == "units":
         return "larger units, so that reductions are fewer and each has more to hide behind"
     if loop.traits is not None and loop.traits.averages_parameters:

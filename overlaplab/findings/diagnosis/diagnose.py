@@ -41,6 +41,7 @@ from overlaplab.findings.diagnosis.step_kinds import kind_name, steps_of_kind
 from overlaplab.findings.diagnosis.unseen import OTHER_RANKS, Unseen, late_start_words, play_caveats
 from overlaplab.findings.loops import UNKNOWN_LOOP, Loop
 from overlaplab.findings.thresholds import LITTLE_GAIN, MAJORITY, MOST_CAUSES, SHORT_PAUSE_NS
+from overlaplab.findings.windows import window_word
 from overlaplab.words import capitalise, ms, numbers_named, percent
 
 
@@ -269,8 +270,8 @@ def _advice(
         return f"How much of it is waiting for other ranks is unknown: {unseen.waits}.", None
     late = "" if first.late_rank is None else late_start_words(unseen, first.late_rank, first.exposed_ns)
     if is_unanswered(first, best):
-        of = "step" if pd.notna(window["step"]) else "trace"
-        took = f"{ms(first.exposed_ns)} ({percent(first.exposed_ns, int(window['span_ns']))} of the {of})"
+        share = percent(first.exposed_ns, int(window["span_ns"]))
+        took = f"{ms(first.exposed_ns)} ({share} of the {window_word(window['step'])})"
         advice = f"Try {first.remedy}. The cause: {first.label}, {took}. {_UNKNOWN_GAIN}"
         if best is not None:
             advice += f" {predicted_words(best, beside=True)}"
@@ -322,7 +323,7 @@ def exposed_lead(diagnosis: Diagnosis) -> str:
     if rest_ns := sum(share.exposed_ns for share in diagnosis.causes[MOST_CAUSES:]):
         named.append(f"other causes {ms(rest_ns)}")
     share = percent(diagnosis.exposed_ns, diagnosis.span_ns)
-    of = "step" if diagnosis.step is not None else "trace"
+    of = window_word(diagnosis.step)
     causes = f" Causes: {', '.join(named)}." if named else ""
     return f"{_capital_place(diagnosis)}: {ms(diagnosis.exposed_ns)} exposed, {share} of the {of}.{causes}"
 

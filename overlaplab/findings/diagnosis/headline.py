@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import pandas as pd
-
 from overlaplab.causes import Cause
 from overlaplab.findings.actions.ranked import Advised, short_words
 from overlaplab.findings.actions.words import cause_clause
@@ -18,6 +16,7 @@ from overlaplab.findings.diagnosis.shares import (
     largest_share,
 )
 from overlaplab.findings.thresholds import LITTLE_GAIN, MAJORITY, SECOND_CAUSE
+from overlaplab.findings.windows import window_word
 from overlaplab.words import ms, percent, sentence
 
 
@@ -26,7 +25,7 @@ def find_headline(
 ) -> str:
     """How much of a step is exposed, its main cause, and the second one, or why the largest was passed over."""
     exposed, span = int(window["exposed_comm_ns"]), int(window["span_ns"])
-    of = "step" if pd.notna(window["step"]) else "trace"
+    of = window_word(window["step"])
     if int(window["comm_ns"]) == 0:
         return f"The {of} has no communication."
     if not shares:

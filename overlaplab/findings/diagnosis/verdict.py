@@ -7,6 +7,7 @@ import pandas as pd
 from overlaplab.findings.diagnosis.diagnose import Diagnosis, place_name
 from overlaplab.findings.diagnosis.unseen import OTHER_RANKS, Unseen, late_start_words
 from overlaplab.findings.thresholds import LITTLE_GAIN
+from overlaplab.findings.windows import window_word
 from overlaplab.manifest import Manifest
 from overlaplab.words import count, ms, shorten
 
@@ -35,7 +36,7 @@ def _step(table: pd.DataFrame) -> str:
     several = "step_kind" in table and table["step_kind"].nunique() > 1
     if several:
         return f"mean step {ms(table['span_ns'].mean())}"
-    return f"median {'step' if table['step'].notna().any() else 'trace'} {ms(table['span_ns'].median())}"
+    return f"median {window_word(table['step'].max())} {ms(table['span_ns'].median())}"
 
 
 def how_short(diagnosis: Diagnosis) -> str:

@@ -328,8 +328,8 @@ def test_who_has_all_traces_is_told_why_they_do_not_tell(cause: str, bound: Any)
 
 def test_without_steps_idle_time_is_a_share_of_the_trace() -> None:
     table = summary_rows((0, None, 100, 4)).assign(idle_ns=50 * MS, host_wait_ns=50 * MS)
-    found = diagnose(table, worst_step(table), exposed_rows((0, None, "tail", 4, None)), table)
-    assert "50\u00a0% of the trace is idle" in found.headline
+    headline = diagnose(table, worst_step(table), exposed_rows((0, None, "tail", 4, None)), table).headline
+    assert "50\u00a0% of the trace is idle" in headline
 
 
 def test_where_operators_waited_for_cores_the_machine_is_blamed() -> None:
