@@ -193,6 +193,11 @@ def rate(gb_per_s: float) -> str:
     return f"{size_exact(round(gb_per_s * 1e9))}/s"
 
 
+def cap_digits(cap_mb: float) -> str:
+    """A cap in MiB with every digit that it needs, as an option takes it: a digit fewer may make other buckets."""
+    return f"{cap_mb:.12g}"
+
+
 def byte_unit(count: float) -> tuple[str, float]:
     """The unit that suits so many bytes, and its size in bytes."""
     return next((pair for pair in _UNITS if count >= pair[1]), _UNITS[-1])

@@ -13,7 +13,7 @@ import pandas as pd
 from overlaplab.charts.parts import FLUSH, STEP_PARTS, Layer, bars, row_axis, stack_parts, step_fills, tooltip, words
 from overlaplab.charts.theme import colours, finish, palette
 from overlaplab.findings.across_runs.sweeps import sweep_title
-from overlaplab.words import count, duration, percent, size_exact, to_ms
+from overlaplab.words import cap_digits, count, duration, percent, size_exact, to_ms
 
 _, HIDDEN, EXPOSED, _ = STEP_PARTS
 _LENGTHS = ["compute_only_ms", "hidden_ms", "exposed_ms", "rest_ms"]
@@ -86,14 +86,14 @@ def links(table: pd.DataFrame, *, dark: bool = False, note: str | None = None) -
 
 
 def _cap_axis(table: pd.DataFrame) -> alt.Y:
-    return row_axis("cap", [f"{cap:g}" for cap in table["bucket_cap_mb"].drop_duplicates()], "bucket_cap_mb")
+    return row_axis("cap", [cap_digits(cap) for cap in table["bucket_cap_mb"].drop_duplicates()], "bucket_cap_mb")
 
 
 def _steps(table: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
     """The bars' parts, and the words at their ends."""
     rows, ends = [], []
     for row in table.to_dict("records"):
-        cap, step = f"{row['bucket_cap_mb']:g}", float(row["step_ms"])
+        cap, step = cap_digits(row["bucket_cap_mb"]), float(row["step_ms"])
         parts = stack_parts(float(row[column]) for column in _LENGTHS)
         rows += [(cap, part, took, percent(took, step), begin, end) for part, took, begin, end in parts]
         buckets = "" if pd.isna(row["buckets"]) else f", {count(row['buckets'], 'bucket')}"
@@ -140,7 +140,7 @@ def _stretches(bucket: pd.DataFrame, slot: float) -> list[tuple[object, ...]]:
     weight = "" if pd.isna(first["bytes"]) else size_exact(int(first["bytes"]))
     shown = edges.copy()
     shown[-1] -= min(slot * 0.6, (end - begin) * 0.2)  # a gap before the next bucket
-    cap = f"{first['bucket_cap_mb']:g}"
+    cap = cap_digits(first["bucket_cap_mb"])
     return [
         (cap, what, weight, HIDDEN if is_hidden[a] else EXPOSED, shown[a], shown[b], begin, end, exposed)
         for a, b in pairwise(borders)

@@ -138,12 +138,14 @@ def _engine_settings(run: Run, rows: Mapping[str, Row | None], loop: Loop) -> tu
 
 def _script_settings(run: Run, rows: Mapping[str, Row | None], command: list[str]) -> tuple[sweep.Recorder, Settings]:
     """The user's command, which takes a cap, and the cap of each setting; raises `OverlaplabError`."""
+    from overlaplab.words import cap_digits
+
     present = run.manifest.bucket_cap_mb if run.manifest else None
     if present is None or any(row["option"] != "cap" for row in rows.values() if row is not None):
         raise OverlaplabError("a command can verify only another bucket_cap_mb, and none is advised", path=run.path)
     script.require_names(command, [script.CAP])
     caps = {name: present if row is None else row["bucket_cap_mb"] for name, row in rows.items()}
-    return script.Script(command), {name: script.setting({script.CAP: f"{cap:.12g}"}) for name, cap in caps.items()}
+    return script.Script(command), {name: script.setting({script.CAP: cap_digits(cap)}) for name, cap in caps.items()}
 
 
 def _recordings(rounds: list[list[sweep.PlannedRecording]], name: str, opening: Opening) -> list[Run]:

@@ -23,7 +23,18 @@ from overlaplab.findings.loops import Loop
 from overlaplab.findings.predictions import find_disturbance
 from overlaplab.findings.thresholds import LITTLE_GAIN, MOST_BUCKETS_LISTED
 from overlaplab.traits import BUCKETS
-from overlaplab.words import capitalise, count, doubt_clause, duration, join_names, ms, percent, size_exact, to_ms
+from overlaplab.words import (
+    cap_digits,
+    capitalise,
+    count,
+    doubt_clause,
+    duration,
+    join_names,
+    ms,
+    percent,
+    size_exact,
+    to_ms,
+)
 
 Row: TypeAlias = Mapping[Any, Any]
 """A row of `simulate.advise`."""
@@ -209,12 +220,12 @@ def advice_lines(table: pd.DataFrame, loop: Loop, diagnosis: Diagnosis) -> Itera
     if loop.framework == "engine" and (chosen := choose_setting(table, diagnosis)) is not None:
         yield f"overlaplab record … {' '.join(record_options(chosen, loop))}"
     if loop.swept is not None and "cap" in worth and "bucket_cap_mb" in loop.swept.settings:
-        yield shlex.join(loop.swept.words(bucket_cap_mb=f"{worth['cap']['bucket_cap_mb']:.12g}"))
+        yield shlex.join(loop.swept.words(bucket_cap_mb=cap_digits(worth["cap"]["bucket_cap_mb"])))
     if loop.traits == BUCKETS:
         if "cap" in worth:
-            yield f"DistributedDataParallel(model, bucket_cap_mb={worth['cap']['bucket_cap_mb']:.12g})"
+            yield f"DistributedDataParallel(model, bucket_cap_mb={cap_digits(worth['cap']['bucket_cap_mb'])})"
         if "buckets" in worth and worth["buckets"]["buckets"] > 1:
-            caps = ", ".join(f"{cap:.12g}" for cap in worth["buckets"]["caps_mb"])
+            caps = ", ".join(cap_digits(cap) for cap in worth["buckets"]["caps_mb"])
             yield f"DistributedDataParallel(model, bucket_cap_mb_list=[{caps}])"
     another_is_certain = any(each.is_certain and each.action.name != "prefetch" for each in diagnosis.actions[:1])
     gathers_cost = _gathers_ns(diagnosis) > LITTLE_GAIN * diagnosis.span_ns

@@ -22,8 +22,8 @@ from overlaplab.vocabulary import Rule
 from overlaplab.words import count, doubt_clause, ms, percent, shorten, to_ms
 
 _OPTIONS = {
-    "bucket_cap_mb": "bucket cap {:g} MiB",
-    "first_bucket_mb": "first bucket {:g} MiB",
+    "bucket_cap_mb": "bucket cap {:.12g} MiB",
+    "first_bucket_mb": "first bucket {:.12g} MiB",
     "schedule": "schedule {}",
     "without_parameter": "without {}",
 }

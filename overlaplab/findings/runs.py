@@ -8,7 +8,7 @@ from overlaplab.costs import ENOUGH_STEPS, attained_steps, link_attained
 from overlaplab.events import Run
 from overlaplab.findings.thresholds import MOST_STEPS, MOST_STEPS_NAMED
 from overlaplab.manifest import Manifest
-from overlaplab.words import count, join_names, numbers_named, shorten, to_ms
+from overlaplab.words import cap_digits, count, join_names, numbers_named, shorten, to_ms
 
 SLEEPS = "sleeping device"
 """What a run with `--compute sleep` was recorded on."""
@@ -40,7 +40,7 @@ def note(manifest: Manifest | None) -> str | None:
     if manifest.prefetch is not None:
         parts.append(f"prefetch {manifest.prefetch}")
     elif manifest.bucket_cap_mb is not None:
-        parts.append(f"bucket_cap_mb {manifest.bucket_cap_mb:g}")
+        parts.append(f"bucket_cap_mb {cap_digits(manifest.bucket_cap_mb)}")
     return ", ".join(filter(None, (*parts, describe_link(manifest), describe_machine(manifest))))
 
 
@@ -162,7 +162,7 @@ def describe_settings(manifest: Manifest | None) -> str:
     swept = manifest.swept.settings if manifest.swept else {}
     named = ("bucket_cap_mb", "prefetch", "accumulate")
     parts = [
-        f"cap {manifest.bucket_cap_mb:g} MiB" if manifest.bucket_cap_mb is not None else "",
+        f"cap {cap_digits(manifest.bucket_cap_mb)} MiB" if manifest.bucket_cap_mb is not None else "",
         f"prefetch {manifest.prefetch}" if manifest.prefetch is not None else "",
         f"{manifest.accumulate} microbatches" if (manifest.accumulate or 0) > 1 else "",
         f"gathers {'in' if gathers else 'before'} forward" if gathers is not None else "",

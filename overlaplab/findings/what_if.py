@@ -14,7 +14,7 @@ from overlaplab.findings.predictions import extrapolation, gain_finding, gain_li
 from overlaplab.findings.thresholds import CAP_TIE
 from overlaplab.simulate.predictions.error import Interval
 from overlaplab.simulate.programs.setting import Setting
-from overlaplab.words import count, doubt_clause, join_names, ms, percent
+from overlaplab.words import cap_digits, count, doubt_clause, join_names, ms, percent
 
 BEST_FOUND = "best buckets found"
 """The name of the line at `cpu_answers.best_found_ns`."""
@@ -37,8 +37,8 @@ def setting_words(setting: Setting) -> str:
     microbatches = _microbatches(setting)
     parts = [
         f"strategy {setting.strategy}" if setting.strategy else "",
-        f"bucket_cap_mb {setting.bucket_cap_mb:g}" if setting.bucket_cap_mb is not None else "",
-        f"a first bucket of {setting.first_bucket_mb:g} MiB" if setting.first_bucket_mb is not None else "",
+        f"bucket_cap_mb {cap_digits(setting.bucket_cap_mb)}" if setting.bucket_cap_mb is not None else "",
+        f"a first bucket of {cap_digits(setting.first_bucket_mb)} MiB" if setting.first_bucket_mb is not None else "",
         f"prefetch {setting.prefetch}" if setting.prefetch is not None else "",
         f"{count(microbatches, 'microbatch')} per step" if microbatches is not None else "",
         f"the schedule {SCHEDULES.get(setting.schedule, setting.schedule)}" if setting.schedule else "",
@@ -119,7 +119,8 @@ def not_told(why: str) -> str:
 def caps_predicted_title(table: pd.DataFrame, advised_mb: float | None = None) -> str:
     """Rows of `what_if.steps_by_cap`: which cap is predicted to be best; `advised_mb`: see `what_if_advice`."""
     best = _best_row(table, advised_mb)
-    return f"Predicted step by cap: {_closeness(best, table)} with {best['bucket_cap_mb']:g} MiB, {ms(best['step_ns'])}"
+    cap = cap_digits(best["bucket_cap_mb"])
+    return f"Predicted step by cap: {_closeness(best, table)} with {cap} MiB, {ms(best['step_ns'])}"
 
 
 def best_buckets_reading(*, is_found: bool, possible: bool) -> str | None:
@@ -246,7 +247,7 @@ def what_if_advice(
     if table.empty:
         return "Change the setting and look whether the step gets shorter by more than the model's error."
     best = _best_row(table, advised_mb)
-    cap, gain_ns = f"bucket_cap_mb {best['bucket_cap_mb']:g}", baseline_ns - best["step_ns"]
+    cap, gain_ns = f"bucket_cap_mb {cap_digits(best['bucket_cap_mb'])}", baseline_ns - best["step_ns"]
     beside = f" with {others}" if others else ""
     if gain_ns <= 0 or _is_as_good(table, "bucket_cap_mb", recorded, best):
         shortest = f"the shortest is {ms(best['step_ns'])}, with {cap}"
@@ -254,10 +255,10 @@ def what_if_advice(
     gain = f"{ms(gain_ns)}{doubt_clause(gain_ns, doubt_ns)}"
     if gain_ns <= doubt_ns:
         return f"{cap}{beside}: predicted gain {gain}. Record both settings several times to know."
-    script = f"DistributedDataParallel(model, bucket_cap_mb={best['bucket_cap_mb']:g})"
+    script = f"DistributedDataParallel(model, bucket_cap_mb={cap_digits(best['bucket_cap_mb'])})"
     if not by_engine:
         return f"Try {script}. Predicted gain{beside}: {gain}."
-    option = f"--bucket-cap-mb {best['bucket_cap_mb']:g}"
+    option = f"--bucket-cap-mb {cap_digits(best['bucket_cap_mb'])}"
     return f"Record with {option}; in a script: {script}. Predicted gain{beside}: {gain}."
 
 

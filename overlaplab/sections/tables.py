@@ -14,7 +14,8 @@ import pandas as pd
 from overlaplab import analyses, findings
 from overlaplab.analyses.systems.bench import bench_side_by_side
 from overlaplab.analyses.worst import drop_damaged, outlier_rows
-from overlaplab.columns import column, columns
+from overlaplab.columns import Column, column, columns
+from overlaplab.findings.windows import window_word
 from overlaplab.formats import UNKNOWN, text
 from overlaplab.sections.blocks import TableBlock
 from overlaplab.simulate.transfers import UNSTEADY
@@ -187,12 +188,18 @@ def spots_rows(diagnosis: findings.Diagnosis) -> TableBlock:
         key="exposed_table",
         caption=f"{_place(diagnosis)}: each cause and collective, the largest first",
         frame=frame,
-        columns=columns("exposed", "cause", "moved", "exposed_ns", "of_step", "start_ns", "end_ns"),
-        narrow=columns("exposed", "exposed_ns", "of_step", "cause", "moved", "start_ns"),
+        columns=_exposed_columns(diagnosis, "cause", "moved", "exposed_ns", "of_step", "start_ns", "end_ns"),
+        narrow=_exposed_columns(diagnosis, "exposed_ns", "of_step", "cause", "moved", "start_ns"),
         legend="from: from the run's start",
         notes=["from and to count from the run's start, as on the timeline"],
         most=20,
     )
+
+
+def _exposed_columns(diagnosis: findings.Diagnosis, *names: str) -> tuple[Column, ...]:
+    """Columns of `exposed`; their headers say `trace` where the diagnosis is about a trace without steps."""
+    word = window_word(diagnosis.step)
+    return tuple(replace(each, header=each.header.replace("step", word)) for each in columns("exposed", *names))
 
 
 def _place(diagnosis: findings.Diagnosis) -> str:
@@ -234,8 +241,8 @@ def causes_rows(diagnosis: findings.Diagnosis) -> TableBlock:
         frame=frame.assign(
             terse_exposed_ns=_texts(frame["exposed_ns"], "ns", 1), terse_of_step=_texts(frame["of_step"], "ratio", 1)
         ),
-        columns=columns("exposed", "cause", "exposed_ns", "of_step", "concerned", "remedy"),
-        narrow=columns("exposed", "exposed_ns", "of_step", "cause", "concerned"),
+        columns=_exposed_columns(diagnosis, "cause", "exposed_ns", "of_step", "concerned", "remedy"),
+        narrow=_exposed_columns(diagnosis, "exposed_ns", "of_step", "cause", "concerned"),
     )
 
 
@@ -465,8 +472,10 @@ def lines_rows(table: pd.DataFrame) -> TableBlock:
     """Rows of `transfer_lines`."""
     names = ("ranks", "kind", "count", "sizes", "latency_ns", "bus_gb_per_s", "deviation", "r_squared")
     astray = table["deviation"].gt(UNSTEADY).fillna(False)  # times that lie too far from their line
+    unexplained = table["r_squared"].lt(0).fillna(False)  # their mean fits them better
     frame = table.assign(
         **{name: table[name].mask(astray) for name in ("latency_ns", "bus_gb_per_s")},
+        r_squared=table["r_squared"].mask(unexplained),
         ranks=[shorten(", ".join(map(str, ranks)), 40) for ranks in table["ranks"]],
         kind=table["kind"].map(kind_word),
         terse_bus_gb_per_s=_texts(table["bus_gb_per_s"].mask(astray), "GB/s", 2),
@@ -477,7 +486,7 @@ def lines_rows(table: pd.DataFrame) -> TableBlock:
         frame=frame,
         columns=columns("transfer_lines", *names),
         narrow=columns("transfer_lines", *(name for name in names if name not in ("sizes", "deviation"))),
-        legend=(f"{UNKNOWN}: no line explains the times. " if astray.any() else "")
+        legend=(f"{UNKNOWN}: no line explains the times. " if (astray | unexplained).any() else "")
         + "T = s·α + f·bytes ÷ B of a ring; waiting for late ranks is not in it",
         notes=[
             *(["where α and B are missing, no line explains the times"] if astray.any() else []),

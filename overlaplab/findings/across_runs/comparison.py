@@ -13,7 +13,7 @@ import pandas as pd
 from overlaplab.analyses.across_runs.tiers import steps_can_tell
 from overlaplab.findings.runs import PREDICTED
 from overlaplab.findings.thresholds import FEWEST_RECORDINGS, FEWEST_STEPS, MOST_BEATEN, MOST_REASONS, MOST_RUNS_LISTED
-from overlaplab.words import count, duration, join_names, percent, sentence, shorten
+from overlaplab.words import cap_digits, count, duration, join_names, percent, sentence, shorten
 
 
 def no_fastest(table: pd.DataFrame) -> str | None:
@@ -248,7 +248,8 @@ def run_labels(table: pd.DataFrame) -> tuple[str, list[str]]:
     same = all(table[column].nunique(dropna=False) <= 1 for column in ("strategy", "ranks", "emulated", "predicted"))
     if same and caps.notna().all() and caps.nunique() == len(table) > 1:
         return "bucket_cap_mb", [
-            f"{cap:g}{predicted_mark(predicted)}" for cap, predicted in zip(caps, table["predicted"], strict=True)
+            f"{cap_digits(cap)}{predicted_mark(predicted)}"
+            for cap, predicted in zip(caps, table["predicted"], strict=True)
         ]
     folders = [PurePath(str(path)) for path in table["path"]]
     labels = [shorten(folder.name or str(folder), 40) for folder in folders]

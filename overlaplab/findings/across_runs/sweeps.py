@@ -9,7 +9,7 @@ import pandas as pd
 
 from overlaplab.findings.across_runs.comparison import ALL_TIE, ties, too_few_recordings
 from overlaplab.findings.thresholds import AVOID_SHARE, FEWEST_RECORDINGS, FEWEST_STEPS, LITTLE_GAIN
-from overlaplab.words import capitalise, count, duration, join_names, percent, shorten
+from overlaplab.words import cap_digits, capitalise, count, duration, join_names, percent, shorten
 
 Row: TypeAlias = Mapping[Any, Any]
 """A row of `overlaplab.sweep`."""
@@ -213,4 +213,4 @@ def _caps(rows: Sequence[Row]) -> str:
 
 
 def _cap(row: Row) -> str:
-    return f"{row['bucket_cap_mb']:g}"
+    return cap_digits(row["bucket_cap_mb"])

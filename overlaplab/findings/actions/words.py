@@ -13,7 +13,7 @@ from overlaplab.evidence.purposes import ACTIVATIONS_PREFIX, ALL_RANKS_ACTIVATIO
 from overlaplab.findings.loops import Loop
 from overlaplab.findings.thresholds import MAJORITY
 from overlaplab.vocabulary import DATA_LOADING
-from overlaplab.words import count, rank_word, shorten
+from overlaplab.words import cap_digits, count, rank_word, shorten
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,12 +62,12 @@ def fill_words(words: str | Words, case: Case) -> str:
 
 def cap_words(cap_mb: float) -> str:
     """A cap as its option is called."""
-    return f"bucket_cap_mb {cap_mb:g}"
+    return f"bucket_cap_mb {cap_digits(cap_mb)}"
 
 
 def first_bucket_words(cap_mb: float) -> str:
     """Another cap for the first bucket."""
-    return f"a first bucket of {cap_mb:g} MiB"
+    return f"a first bucket of {cap_digits(cap_mb)} MiB"
 
 
 SCHEDULES = {"gpipe": "GPipe", "1f1b": "1F1B", "interleaved-1f1b": "interleaved 1F1B", "zbv": "ZB-V"}
@@ -100,7 +100,7 @@ def cap(case: Case) -> str:
 
 def _present_cap(loop: Loop) -> str:
     """The run's own cap, behind another one; empty where it has none."""
-    return "" if loop.bucket_cap_mb is None else f" (now {loop.bucket_cap_mb:g})"
+    return "" if loop.bucket_cap_mb is None else f" (now {cap_digits(loop.bucket_cap_mb)})"
 
 
 def first_bucket(case: Case) -> str:
