@@ -104,6 +104,7 @@ class CommHook:
         """
         if _is_hooked(ddp):
             return cast(Self, ddp.register_comm_hook)
+        joined.note_counts()
         hook = cls(ddp)
         if hook._users is not None:
             _rebuild(ddp)
@@ -138,9 +139,6 @@ class CommHook:
         self._labels = None
 
     def _send(self, state: None, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-        divides_by_left = self._users is None and _divides_by_ranks_left(self._ddp())
-        if divides_by_left and bucket.index() == 0:  # before the label, in which is one collective alone
-            self._ranks_left = joined.count_ranks_left(self._group, bucket.buffer().device)
         with ExitStack() as labelled:
             if self._labels is not None:
                 try:
@@ -150,8 +148,8 @@ class CommHook:
             if self._users is not None:
                 hook, state = self._users
                 return hook(state, bucket)
-            if divides_by_left:
-                return joined.average(bucket, self._ranks_left, self._group)
+            if _divides_by_ranks_left(ddp := self._ddp()):
+                return joined.average(ddp, bucket, self._group)
             return allreduce_hook(self._group, bucket)
 
 
