@@ -178,7 +178,7 @@ def _run_by_workers(
                 result = _result_or_error(done.result, files[place], optional)
             yield place, result
     finally:
-        for future in futures:
+        for future in () if own_workers else futures:  # our own end at once; loky's thread fails at cancelled jobs
             future.cancel()
 
 

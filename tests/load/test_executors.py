@@ -122,6 +122,21 @@ def test_a_script_without_a_guard_runs_once(tmp_path: Path) -> None:
     assert (done.stdout, done.stderr) == ("begins\n2\n", "")
 
 
+def test_a_damaged_file_of_many_ends_the_workers_in_silence(tmp_path: Path) -> None:
+    """Jobs that wait when they end are theirs to drop: loky's thread failed at cancelled ones, with a traceback."""
+    (tmp_path / "rank0.json.gz").write_bytes(b"damaged")
+    for rank in range(1, 16):
+        (tmp_path / f"rank{rank}.json.gz").symlink_to(SAMPLES / "naive" / "rank1.pt.trace.json.gz")
+    program = (
+        "import overlaplab\nfrom overlaplab.load import reading\n"
+        "reading.WORTH_BYTES, reading._processors = 0, lambda: 2\n"
+        f"try: overlaplab.load_run({str(tmp_path)!r}, cache=False)\n"
+        "except overlaplab.OverlaplabError as error: print(str(error).partition(': ')[0])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=600)
+    assert (done.stdout, done.stderr) == (f"{tmp_path / 'rank0.json.gz'}\n", "")
+
+
 def test_a_process_that_may_have_no_children_reads_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reading, "WORTH_BYTES", 0)
     monkeypatch.setitem(sys.modules, "loky", None)
