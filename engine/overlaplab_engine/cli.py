@@ -254,7 +254,7 @@ def _link_of_run(run: Path) -> Link | None:
         rate, latency = float(link["bandwidth_gbps"]), float(link["latency_us"])
         world = int(link["world_size"]) if phantoms else None
         return Link.parse(str(Link(bandwidth_gbps=rate, latency_us=latency, world_size=world)))
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, OverflowError):
         raise EngineError(f"--link {run}: its run.json does not say which link it was recorded with") from None
 
 

@@ -64,9 +64,10 @@ def compare(
     from overlaplab.findings.requirements import judge_requirements, parse_requirement
     from overlaplab.report import documents, terminal
 
-    runs = expand_runs(runs)
-    conditions = [analyses.parse_condition(text) for text in fail_if or ()]
-    requirements = [parse_requirement(text) for text in require or ()]
+    with _write_if_not_judged([*(fail_if or ()), *(require or ())], runs[-1], junit, markdown):
+        runs = expand_runs(runs)
+        conditions = [analyses.parse_condition(text) for text in fail_if or ()]
+        requirements = [parse_requirement(text) for text in require or ()]
     names = [str(condition) for condition in (*conditions, *requirements)]
     checks = bool(names or junit or markdown)
     causes = any(condition.is_of_cause for condition in conditions)

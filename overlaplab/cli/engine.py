@@ -113,7 +113,8 @@ def _same_link(options: Sequence[str], every: Sequence[PlannedRecording]) -> lis
 
 def _is_beside(link: str, out: Path) -> bool:
     """Whether this value of `--link` is a run in the same folder as `out`, however both are spelled; not `GBPS,US`."""
-    return bool(link) and "," not in link and Path(link).resolve().parent == out.resolve().parent
+    name = Path(link).name
+    return name not in ("", "none") and "," not in name and Path(link).resolve().parent == out.resolve().parent
 
 
 def _arguments(recording: PlannedRecording, options: Sequence[str]) -> list[str]:

@@ -61,8 +61,8 @@ class DumpEntry(msgspec.Struct, frozen=True):
 
     @property
     def is_over(self) -> bool:
-        """Whether it is known to have ended; what has started on a GPU and is retired has timed out."""
-        return self.state == "completed" or (self.retired and self.state != "started")
+        """Whether it is known to have ended; what is retired on a GPU and not completed has timed out."""
+        return self.state == "completed" or (self.retired and self.profiling_name.startswith("gloo:"))
 
     @property
     def kind(self) -> str:

@@ -41,7 +41,7 @@ def not_judged_xml(conditions: Sequence[str], path: str, why: str) -> bytes:
     names = conditions or ["compare"]
     suite = _suite(len(names), errors=len(names))
     for name in names:
-        case = ElementTree.SubElement(suite, "testcase", classname=visible_line(path), name=name)
+        case = ElementTree.SubElement(suite, "testcase", classname=visible_line(path), name=visible_line(name))
         ElementTree.SubElement(case, "error", message=visible_line(why))
     return _xml_text(suite)
 

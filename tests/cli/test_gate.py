@@ -75,6 +75,9 @@ def test_a_baseline_with_causes_by_earlier_rules_serves_for_all_else(command: An
         ("none", ("--require", "hidden_all_reduces >= 1"), "none"),
         ("cap-1", ("--fail-if", "span_ns > 5%"), "only one run"),
         ("cap-1", ("--fail-if", "span_ns > 5%", "--baseline", "none.json"), "none.json"),
+        ("cap-1", ("--fail-if", "span > 5%"), "no figure 'span'"),
+        ("cap-1", ("--require", "span\x00"), "--require"),
+        ("nowhere", ("--fail-if", "span_ns > 5%"), "nowhere"),
     ],
 )
 def test_nothing_that_could_be_read_leaves_no_earlier_verdict(

@@ -110,23 +110,24 @@ def test_what_is_there_is_not_recorded_again(fake: Callable[[], list[str]], caps
     assert len(fake()) == 6
 
 
-def test_a_sweep_measures_its_link_once(fake: Callable[[], list[str]]) -> None:
+@pytest.mark.parametrize("folder", ["DIR", "v1,v2"])
+def test_a_sweep_measures_its_link_once(fake: Callable[[], list[str]], folder: str) -> None:
     """Else its runs could be behind different links, and not be compared."""
-    rounds = plan(("1", "5"), 2, Path("DIR"), seed=0)
+    rounds = plan(("1", "5"), 2, Path(folder), seed=0)
     options = ["--link", "auto"]
     assert record_all(rounds, Engine(options)) == []
     first, *others = fake()
-    commands = {path.parent.name: json.loads(path.read_text())["command"] for path in Path("DIR").glob("*/run.json")}
+    commands = {path.parent.name: json.loads(path.read_text())["command"] for path in Path(folder).glob("*/run.json")}
     assert commands[first].count("--link") == 1
-    assert all("--link auto --link DIR/cap-" in commands[name] for name in others)
+    assert all(f"--link auto --link {folder}/cap-" in commands[name] for name in others)
     assert record_all(rounds, Engine(options)) == []
     assert len(fake()) == 4
-    assert record_all(plan(("1", "5"), 2, Path("DIR").resolve(), seed=0), Engine(options)) == []
+    assert record_all(plan(("1", "5"), 2, Path(folder).resolve(), seed=0), Engine(options)) == []
     with pytest.raises(OverlaplabError, match=r"recorded otherwise \(--link\)"):
         record_all(rounds, Engine(["--link", "1Gbps,1us"]))
 
 
-@pytest.mark.parametrize("recorded", [["--link", "1Gbps,1us"], []])
+@pytest.mark.parametrize("recorded", [["--link", "1Gbps,1us"], ["--link", "none"], []])
 def test_another_link_is_not_the_measured_one_of_this_folder(
     fake: Callable[[], list[str]], recorded: list[str]
 ) -> None:

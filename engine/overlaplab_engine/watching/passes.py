@@ -53,23 +53,31 @@ class Passes:
         self._ddp_is_timed = isinstance(clock, EventClock) and any(
             isinstance(module, DistributedDataParallel) for module in model.modules()
         )
+        self._called = list(called_modules(model))
         self._removals: list[Callable[[], None]] = []
-        for module in called_modules(model):
-            before, after = Hook(self._before_forward, failed), Hook(self._after_forward, failed)
+        self._add_hooks()
+
+    def _add_hooks(self) -> None:
+        for module in self._called:
+            before, after = Hook(self._before_forward, self._failed), Hook(self._after_forward, self._failed)
             if module._compiled_call_impl is not None:
                 self._removals.append(_surround_compiled(module, before, after))
             else:
                 self._removals.append(module.register_forward_pre_hook(before, prepend=True).remove)
                 self._removals.append(module.register_forward_hook(after).remove)
+        self._calls = [module._compiled_call_impl for module in self._called]
 
     def remove(self) -> None:
         """Remove the hooks."""
-        for remove in self._removals:
-            remove()
+        while self._removals:
+            self._removals.pop()()
 
     def next_step(self) -> None:
-        """Forget a pass that an error has ended."""
+        """Forget a pass that an error has ended; put the hooks around what `nn.Module.compile` has made meanwhile."""
         self._forward_start = self._backward_start = None
+        if [module._compiled_call_impl for module in self._called] != self._calls:
+            self.remove()
+            self._add_hooks()
 
     def _before_forward(self, module: nn.Module, inputs: Any) -> None:
         if torch.compiler.is_compiling():

@@ -78,9 +78,22 @@ def test_timed_collectives_and_disagreement(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize(("state", "is_over"), [("completed", True), ("scheduled", True), ("started", False)])
-def test_what_has_started_and_is_retired_has_timed_out(tmp_path: Path, state: str, is_over: bool) -> None:
-    ranks = [[dump_entry(1, 1), dump_entry(2, 9, state=state)] for _ in range(2)]
+@pytest.mark.parametrize(
+    ("backend", "state", "is_over"),
+    [
+        ("nccl", "completed", True),
+        ("nccl", "started", False),
+        ("nccl", "scheduled", False),
+        ("gloo", "scheduled", True),
+    ],
+)
+def test_what_is_retired_on_a_gpu_and_not_completed_has_timed_out(
+    tmp_path: Path, backend: str, state: str, is_over: bool
+) -> None:
+    """That it has started is known with TORCH_NCCL_ENABLE_TIMING alone; of gloo's only whether they are retired."""
+    ranks = [
+        [dump_entry(1, 1), dump_entry(2, 9, state=state, profiling_name=f"{backend}:all_reduce")] for _ in range(2)
+    ]
     assert dumped_collectives(load_dumps(write_dumps(tmp_path, *ranks)))["completed"].tolist() == [True, is_over]
 
 

@@ -214,7 +214,10 @@ def test_the_link_of_another_run(tmp_path: Path, capfd: pytest.CaptureFixture[st
     mine, _ = record(tmp_path / "run", "0", "--link", str(tmp_path / "other"), "--attempts", "1")
     assert mine["link"] == told["link"]
     options = ["--strategy", "naive", "--out", str(tmp_path / "none"), "--device", "cpu", "--link", str(tmp_path)]
-    assert main(options) == 2
-    assert capfd.readouterr().err == (
-        f"overlaplab record: --link {tmp_path}: its run.json does not say which link it was recorded with\n"
-    )
+    infinite = json.dumps(told | {"link": told["link"] | {"world_size": float("inf")}})  # type: ignore[operator]
+    for manifest in ("{}", infinite):
+        (tmp_path / "run.json").write_text(manifest)
+        assert main(options) == 2
+        assert capfd.readouterr().err == (
+            f"overlaplab record: --link {tmp_path}: its run.json does not say which link it was recorded with\n"
+        )

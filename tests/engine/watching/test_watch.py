@@ -351,6 +351,18 @@ def test_a_model_compiled_in_place_has_passes(tmp_path: Path, model: nn.Module) 
     assert model._compiled_call_impl is compiled
 
 
+def test_a_model_compiled_in_place_during_a_watch_has_passes(tmp_path: Path, model: nn.Module) -> None:
+    """From the step on that follows."""
+    with overlaplab.watch(model, tmp_path, every=1, burst=1) as watch:
+        train(model, watch, 2)
+        model.compile(backend="eager")
+        compiled = model._compiled_call_impl
+        train(model, watch, 3)
+    for kind in (CellKind.FORWARD, CellKind.BACKWARD):
+        assert rank0(tmp_path).cells_of_kind(kind)["number"].tolist() == [0, 1, 3, 4]
+    assert model._compiled_call_impl is compiled
+
+
 def test_parameters_that_fsdp2_offloads_are_those_of_a_gpu(
     tmp_path: Path, model: nn.Module, monkeypatch: pytest.MonkeyPatch
 ) -> None:
