@@ -8,6 +8,7 @@ import pandas as pd
 from overlaplab.charts.parts import bars, fills_drawn, row_axis, tooltip, words
 from overlaplab.charts.theme import colours, finish, palette
 from overlaplab.findings.first_screen import ranks_left_out, summary_scope, summary_title
+from overlaplab.findings.windows import window_time
 from overlaplab.words import count, rank_word, to_ms
 
 PARTS = {
@@ -38,9 +39,10 @@ def summary(
     ranks = list(dict.fromkeys(long["rank"]))
     y = row_axis("rank", ranks, "rank")
     drawn = dict(fills_drawn(zip(PARTS.values(), of_parts, strict=True), long["part"]))
-    axis = alt.Axis(title="% of the step time", values=list(range(0, 101, 10)))
+    share_title = f"% of the {window_time(table['step'].max())}"
+    axis = alt.Axis(title=share_title, values=list(range(0, 101, 10)))
     x = alt.X("begin:Q", scale=alt.Scale(domain=[0, 100]), axis=axis)
-    lines = tooltip({"rank": "", "part": "what", "ms:Q": "ms", "share:Q": "% of the step time"}, share=".2f")
+    lines = tooltip({"rank": "", "part": "what", "ms:Q": "ms", "share:Q": share_title}, share=".2f")
     inks = dict.fromkeys((tones.compute, tones.exposed), tones.on_dark) | {tones.idle: tones.ink}
     shown = long[long["share"] >= LABELLED].assign(
         label=lambda rows: rows["share"].map(lambda share: f"{share:.0f}"),

@@ -16,11 +16,13 @@ _LINE_PX = 18  # pixels from one line of words to the next
 _MARGIN_SHARE = 0.02  # of the longest time, left free behind it
 
 
-def step_marks(table: pd.DataFrame, *, dark: bool = False, note: str | None = None) -> alt.LayerChart:
+def step_marks(
+    table: pd.DataFrame, *, dark: bool = False, note: str | None = None, window: str = "step"
+) -> alt.LayerChart:
     """A dot per row of `overlaplab.findings.step_marks` on one line of time from 0; at least two rows.
 
     Each has a line of words of its own, above the dots in the left half and below those in the right one, so that words
-    neither meet nor leave the chart.
+    neither meet nor leave the chart. `window`: `step`, or `trace` of a trace without steps.
     """
     tones = palette(dark)
     marks = _place_marks(table)
@@ -47,7 +49,8 @@ def step_marks(table: pd.DataFrame, *, dark: bool = False, note: str | None = No
         drawn = Layer(on_side).mark_text(fontSize=13, fontWeight=600, **look)
         layers.append(drawn.encode(x=x, y=y, text="label:N", color=inks))
     height = int(_LINE_PX * (above + below + 1))
-    return finish(layers, "How short this step could be", [note], f"{marks_title(table)}.", dark=dark, height=height)
+    title = f"How short this {window} could be"
+    return finish(layers, title, [note], f"{marks_title(table, window)}.", dark=dark, height=height)
 
 
 def _place_marks(table: pd.DataFrame) -> pd.DataFrame:

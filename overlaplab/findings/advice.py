@@ -22,6 +22,7 @@ from overlaplab.findings.diagnosis.other_problems import LEAVE_CORES
 from overlaplab.findings.loops import Loop
 from overlaplab.findings.predictions import find_disturbance
 from overlaplab.findings.thresholds import LITTLE_GAIN, MOST_BUCKETS_LISTED
+from overlaplab.findings.windows import window_word
 from overlaplab.traits import BUCKETS
 from overlaplab.words import (
     cap_digits,
@@ -110,14 +111,17 @@ def advice_sentences(table: pd.DataFrame, diagnosis: Diagnosis) -> Iterator[str]
             caps = (f"{each.text} gains {ms(each.gain_ns)} ({certainty_words(each)})" for each in caps_by_model)
             yield f"Each model has a cap of its own: {'; '.join(caps)}."
         elif most_ns is None:
-            yield "No bucket or prefetch setting can be predicted from this run alone: `overlaplab predict` says why."
+            yield (
+                "No bucket or prefetch setting can be predicted from this run alone: `overlaplab predict` with"
+                " --bucket-cap-mb or --prefetch says why."
+            )
         else:
             yield f"Other buckets gain at most {ms(most_ns)} in {place_name(diagnosis)}; which cap does is not known."
         return
     chosen = choose_setting(table, diagnosis)
     if chosen is None:
         tried = " or ".join(dict.fromkeys(_KINDS[option] for option in table["option"] if option in _KINDS))
-        yield f"Another {tried} gains no more than {percent(LITTLE_GAIN, 1)} of the step."
+        yield f"Another {tried} gains no more than {percent(LITTLE_GAIN, 1)} of the {window_word(diagnosis.step)}."
     else:
         another_is_advised = diagnosis.advice == LEAVE_CORES or any(
             each.is_worth_it and each.action.name not in _COLUMNS_OF for each in diagnosis.actions[:1]
@@ -126,8 +130,10 @@ def advice_sentences(table: pd.DataFrame, diagnosis: Diagnosis) -> Iterator[str]
     for row in table[table["best"] & (table["option"] == "buckets") & (table["buckets"] > 1)].to_dict("records"):
         if not _is_little(row):
             yield capitalise(_sentence(row))
-    if (most_ns := cutting_limit_ns(table, diagnosis)) is not None:
-        played = table["least_ns"].notna().any()
+    played = bool(table["least_ns"].notna().any())
+    gained_ns = max((int(ns) for ns in table.loc[table["replayed"], "gain_ns"]), default=0)
+    most_ns = cutting_limit_ns(table, diagnosis)
+    if most_ns is not None and (played or most_ns >= gained_ns):  # a step's bound keeps its idle time, a play need not
         where = "of the mean step" if played else f"in {place_name(diagnosis)}"
         yield f"No division into buckets gains more than {'about ' if played else ''}{ms(most_ns)} {where}."
     if table["replayed"].any():

@@ -15,7 +15,7 @@ from overlaplab.findings.diagnosis.shares import CauseShare
 from overlaplab.findings.diagnosis.unseen import OTHER_RANKS, Unseen
 from overlaplab.findings.runs import note
 from overlaplab.findings.thresholds import LITTLE_GAIN
-from overlaplab.findings.windows import window_word
+from overlaplab.findings.windows import window_time, window_word
 from overlaplab.manifest import Manifest
 from overlaplab.words import count, ms, percent, rank_word, sentence
 
@@ -39,7 +39,7 @@ def tiles(diagnosis: Diagnosis, steps: pd.DataFrame, unseen: Unseen = OTHER_RANK
     """The five figures of a step, percentages of its time. `steps`: the rows of `overlaplab.summary` of its rank."""
     hidden = None if unseen.only_ends else diagnosis.hidden_ns
     return (
-        Tile(label="step", value=ms(diagnosis.span_ns), note=_median(steps, diagnosis.rank)),
+        Tile(label=window_word(diagnosis.step), value=ms(diagnosis.span_ns), note=_median(steps, diagnosis.rank)),
         _share("communication", diagnosis.comm_ns, diagnosis),
         _share("hidden", hidden, diagnosis),
         _share("exposed", diagnosis.exposed_ns, diagnosis),
@@ -94,11 +94,11 @@ def step_marks(diagnosis: Diagnosis) -> pd.DataFrame:
     return rows.sort_values("ns", kind="stable", ignore_index=True)
 
 
-def marks_title(marks: pd.DataFrame) -> str:
-    """What `step_marks` show."""
+def marks_title(marks: pd.DataFrame, window: str = "step") -> str:
+    """What `step_marks` show; `window`: see `window_word`."""
     longest = int(marks["ns"].max())
     words = [mark_words(word, int(ns), longest) for word, ns in marks[["word", "ns"]].to_numpy()]
-    return f"How short this step could be: {', '.join(words)}"
+    return f"How short this {window} could be: {', '.join(words)}"
 
 
 def mark_words(word: str, ns: int, longest_ns: int) -> str:
@@ -136,7 +136,8 @@ def summary_title(table: pd.DataFrame) -> str:
     comm, exposed = int(table["comm_ns"].sum()), int(table["exposed_comm_ns"].sum())
     if comm == 0:
         return "No communication in these steps"
-    title = f"Exposed {ms(exposed)} of communication: {percent(exposed, int(table['span_ns'].sum()))} of the step time"
+    share = percent(exposed, int(table["span_ns"].sum()))
+    title = f"Exposed {ms(exposed)} of communication: {share} of the {window_time(table['step'].max())}"
     if exposed == 0 or table["exposed_wait_ns"].isna().any():
         return title
     return f"{title}, {ms(int(table['exposed_wait_ns'].sum()))} of it waiting for a rank"

@@ -24,6 +24,11 @@ def window_word(step: object) -> str:
     return "trace" if pd.isna(step) else "step"  # type: ignore[call-overload]
 
 
+def window_time(step: object) -> str:
+    """What the time of windows is called, as `window_word` is: `step time`, or `trace`."""
+    return "step time" if window_word(step) == "step" else "trace"
+
+
 def first_shown(step: int | None) -> str:
     """What the timeline shows where nobody has chosen a step."""
     return "All steps" if step is None else f"Step {step} at first"

@@ -10,6 +10,7 @@ from overlaplab import charts, findings
 from overlaplab.analyses import rows_of
 from overlaplab.findings import CauseShare, Diagnosis
 from overlaplab.findings.thresholds import MOST_BARS, MOST_RANKS_DRAWN, SMALL_CAUSE
+from overlaplab.findings.windows import window_word
 from overlaplab.formats import as_shown
 from overlaplab.sections import tables
 from overlaplab.sections.blocks import Bar, Bars, Block, Chart, Folded, Lines, Section, TableBlock, Tiles
@@ -24,7 +25,7 @@ def summary_section(of: RunTables, diagnosis: Diagnosis, note: str | None) -> Se
         blocks.append(action_bars(listed, advised=diagnosis.gain_ns is not None))
     marks = findings.step_marks(diagnosis)
     if len(marks):
-        draw = partial(charts.step_marks, marks)
+        draw = partial(charts.step_marks, marks, window=window_word(diagnosis.step))
         notes = (findings.marks_note(diagnosis), findings.describe_prediction(of.manifest))
         blocks.append(Chart(key="marks_chart", draw=draw, note="; ".join(filter(None, notes)) or None))
     table = of.summary
@@ -71,7 +72,7 @@ def action_bars(actions: Sequence[findings.Advised], *, advised: bool) -> Bars:
     longest_ns = max(each.gain_ns for each in actions)
     return Bars(
         key="actions",
-        heading=findings.actions_title(advised=advised),
+        heading=findings.actions_title(actions, advised=advised),
         heads=("action", "predicted gain", "how certain, and against what"),
         bars=[
             Bar(

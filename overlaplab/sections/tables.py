@@ -219,7 +219,7 @@ def actions_rows(actions: Sequence[findings.Advised], *, advised: bool) -> Table
     )
     return TableBlock(
         key="actions_table",
-        caption=findings.actions_title(advised=advised),
+        caption=findings.actions_title(actions, advised=advised),
         frame=frame,
         columns=columns("advise", "gain_ns", "half_ns", "action", "against"),
         legend="ms; gains do not add up; ±: by how much the real gain may differ; against: the cause that it reduces",

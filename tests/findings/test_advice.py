@@ -100,6 +100,11 @@ def test_the_sentences_tell_gain_range_memory_and_what_no_buckets_gain() -> None
     )
 
 
+def test_a_bound_below_what_a_play_gains_is_not_told() -> None:
+    """A step's bound keeps its idle time, a play need not: then it limits nothing."""
+    assert not [line for line in said(rows(dict(CAP, gain=30))) if line.startswith("No division")]
+
+
 def test_where_buckets_were_played_none_gain_more_than_the_least_step_leaves() -> None:
     table = rows(dict(CAP, gain=10, least_ns=85 * MS), dict(LIST, gain=12, least_ns=85 * MS))
     assert said(table)[2] == "No division into buckets gains more than about 15.0 ms of the mean step."
@@ -209,7 +214,8 @@ def test_a_rank_alone_is_advised_as_on_its_summary() -> None:
 
     assert "open all their traces together" in advised["advice"]
     assert advised["sentences"] == [
-        "No bucket or prefetch setting can be predicted from this run alone: `overlaplab predict` says why."
+        "No bucket or prefetch setting can be predicted from this run alone: `overlaplab predict` with --bucket-cap-mb"
+        " or --prefetch says why."
     ]
     assert advised["settings"] == []
 

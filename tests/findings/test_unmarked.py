@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 from pathlib import Path
 
 from made.traces import event, gloo, op, run_of, step
 
-from overlaplab.findings import run_warnings
+from overlaplab import load_run
+from overlaplab.findings import actions_title, certainty_words, run_warnings
+from overlaplab.findings.first_screen import summary_title, tiles
+from overlaplab.sections.run_tables import RunTables
 
 EVENTS = [op("mm", 0, 50), gloo(40, 90), op("mm", 100, 150), gloo(140, 190)]
 OPTIMIZER = [event("Optimizer.step#SGD.step", at, at + 5, cat="user_annotation") for at in (92, 192)]
@@ -24,3 +29,19 @@ def test_one_line_says_that_all_is_one_window(tmp_path: Path) -> None:
     assert f"{one} on rank 1{rest}" in run_warnings(run_of(tmp_path / "mixed", marked, without))
     assert run_warnings(run_of(tmp_path / "marked", marked, marked)) == ()
     assert run_warnings(run_of(tmp_path / "once", [*EVENTS, OPTIMIZER[0]], [*EVENTS, OPTIMIZER[0]])) == ()
+
+
+def test_no_gain_of_it_is_one_per_step(tmp_path: Path) -> None:
+    """Three recorded steps without their marks: gains, shares and idle time are of the whole trace."""
+    recorded = Path(__file__).parents[1] / "situations" / "recorded" / "waiting-hook"
+    for path in recorded.glob("rank*.gz"):
+        document = json.loads(gzip.decompress(path.read_bytes()))
+        events = [each for each in document["traceEvents"] if not str(each.get("name")).startswith("ProfilerStep")]
+        (tmp_path / path.name).write_bytes(gzip.compress(json.dumps(document | {"traceEvents": events}).encode()))
+    of = RunTables(run=load_run(tmp_path, cache=False))
+    diagnosis = of.diagnosis
+    assert diagnosis is not None
+    words = [of.verdict, diagnosis.advice, actions_title(diagnosis.actions, advised=True), summary_title(of.summary)]
+    words += [f"{certainty_words(each)} {each.why}" for each in diagnosis.actions]
+    assert [text for text in words if "step" in text.replace("per-step", "")] == []
+    assert tiles(diagnosis, of.summary)[0].label == "trace"

@@ -95,11 +95,12 @@ def test_what_is_unknown_of_a_collective(tmp_path: Path) -> None:
 
 def test_a_line_that_explains_nothing_has_no_latency_and_no_bandwidth() -> None:
     """Of two groups the second's line misses its times by more than a quarter."""
-    line = {"ranks": (0, 1), "kind": "all_reduce", "count": 12, "sizes": 3, "r_squared": -0.39}
-    table = pd.DataFrame([line | {"deviation": off, "latency_ns": 5000.0, "bus_gb_per_s": 0.54} for off in (0.2, 0.6)])
+    line = {"ranks": (0, 1), "kind": "all_reduce", "count": 12, "sizes": 3, "latency_ns": 5000.0, "bus_gb_per_s": 0.54}
+    table = pd.DataFrame([line | {"deviation": 0.2, "r_squared": 0.9}, line | {"deviation": 0.6, "r_squared": -0.39}])
     block = lines_rows(table)
     assert block.frame["latency_ns"].isna().tolist() == [False, True]
     assert block.frame["bus_gb_per_s"].isna().tolist() == [False, True]
+    assert block.frame["r_squared"].isna().tolist() == [False, True]
     assert block.frame["terse_bus_gb_per_s"].tolist() == ["0.54", "–"]
     assert "no line explains the times" in block.legend
     assert "no line explains" not in lines_rows(table.iloc[:1]).legend

@@ -48,6 +48,8 @@ class Advised:
     """How much more each rank would hold, at most; None where unknown."""
     why: str
     """What it answers, in words: the diagnosed step's largest such cause or idle time, or other steps; else empty."""
+    window: str = "step"
+    """What the times are of: see `window_word`."""
 
     @property
     def short(self) -> str:
@@ -74,19 +76,22 @@ def short_words(text: str) -> str:
     return re.split(r": | \(|, ", text, maxsplit=1)[0]
 
 
-def actions_title(*, advised: bool) -> str:
+def actions_title(actions: Sequence[Advised], *, advised: bool) -> str:
     """The heading of the actions, of which the first may be advised."""
-    return f"What would help{', the advice first' * advised}: gain per step of training"
+    of = "per step of training" if actions[0].window == "step" else f"of the {actions[0].window}"
+    return f"What would help{', the advice first' * advised}: gain {of}"
 
 
-def ranked_actions(gains: pd.DataFrame, cause_rows: pd.DataFrame, loop: Loop, idle_ns: int = 0) -> tuple[Advised, ...]:
+def ranked_actions(
+    gains: pd.DataFrame, cause_rows: pd.DataFrame, loop: Loop, idle_ns: int = 0, window: str = "step"
+) -> tuple[Advised, ...]:
     """The actions that shorten a step, in the order in which they are advised.
 
     Takes rows of `simulate.gains`, the rows of `split_unhideable` of the step that speaks for the run, with
-    `overhead`, its loop, and how long that step is idle. What is certain comes first, what gains more before what gains
-    less. Of what gains as much, as far as that can be told, the one that is first in `ACTIONS` comes first. A gain that
-    costs more counts half, and so does one that is a limit. What has to be searched for is left out where `host_work`,
-    which names it, gains most of that.
+    `overhead`, its loop, how long that step is idle, and what it is called (`window_word`). What is certain comes
+    first, what gains more before what gains less. Of what gains as much, as far as that can be told, the one that is
+    first in `ACTIONS` comes first. A gain that costs more counts half, and so does one that is a limit. What has to be
+    searched for is left out where `host_work`, which names it, gains most of that.
     """
     advised: list[Advised] = []
     by_name: dict[str, list[Row]] = {}
@@ -110,7 +115,8 @@ def ranked_actions(gains: pd.DataFrame, cause_rows: pd.DataFrame, loop: Loop, id
                     half_ns=int_or_none(row["half_ns"]),
                     step_ns=int(row["step_ns"]),
                     memory_bytes=int_or_none(row["memory_bytes"]),
-                    why=_answered_words(action, rows, cause_rows, idle_ns, gain_ns),
+                    why=_answered_words(action, rows, cause_rows, idle_ns, gain_ns, window),
+                    window=window,
                 )
             )
     host_work_ns = max((each.gain_ns for each in advised if each.action.name == "host_work"), default=0)
@@ -131,7 +137,7 @@ def explain_actions(actions: Sequence[Advised], cause_rows: pd.DataFrame, idle_n
     """The same actions, each with what it answers in another step, which has these rows and idle time."""
     rows = [_answered_rows(each.action, each.setting, cause_rows) for each in actions]
     return tuple(
-        replace(each, why=_answered_words(each.action, answered, cause_rows, idle_ns, each.gain_ns))
+        replace(each, why=_answered_words(each.action, answered, cause_rows, idle_ns, each.gain_ns, each.window))
         for each, answered in zip(actions, rows, strict=True)
     )
 
@@ -146,7 +152,9 @@ def _answered_rows(action: Action, setting: float | None, cause_rows: pd.DataFra
     return cause_rows[answers]
 
 
-def _answered_words(action: Action, rows: pd.DataFrame, cause_rows: pd.DataFrame, idle_ns: int, gain_ns: int) -> str:
+def _answered_words(
+    action: Action, rows: pd.DataFrame, cause_rows: pd.DataFrame, idle_ns: int, gain_ns: int, window: str
+) -> str:
     """The largest cause of these `rows` that an action answers, or the idle time, if that is longer.
 
     A gain is of a mean step, so it may be more than this step has; or it is another rank that is idle. What shortens
@@ -159,8 +167,8 @@ def _answered_words(action: Action, rows: pd.DataFrame, cause_rows: pd.DataFrame
     if action.fills_idle_time and idle_ns > rows["exposed_ns"].sum():
         waits = rows[rows["cause"] == Cause.STRAGGLER]
         if gain_ns > idle_ns and len(waits):
-            return _answered_words(action, waits, cause_rows, 0, gain_ns)
-        return f"idle time, {ms(idle_ns)}{' in this step' if gain_ns > idle_ns else ''}"
+            return _answered_words(action, waits, cause_rows, 0, gain_ns, window)
+        return f"idle time, {ms(idle_ns)}{f' in this {window}' if gain_ns > idle_ns else ''}"
     if rows.empty:
         return "exposed in other steps" if action.subject == "others" else ""
     by = rows.groupby(["cause", "late_rank", "overhead"], dropna=False)["exposed_ns"].sum().reset_index()
@@ -168,12 +176,13 @@ def _answered_words(action: Action, rows: pd.DataFrame, cause_rows: pd.DataFrame
     label = cause_words(Cause(largest["cause"]), int_or_none(largest["late_rank"]), overhead=largest["overhead"])
     beside = ""
     if gain_ns > rows["exposed_ns"].sum():
-        beside = _AND_DELAYS if Cause(largest["cause"]) is Cause.STRAGGLER else " in this step"
+        beside = _AND_DELAYS if Cause(largest["cause"]) is Cause.STRAGGLER else f" in this {window}"
     elif gain_ns > largest["exposed_ns"]:
         beside = ", and smaller causes"
     alike = (cause_rows["cause"] == largest["cause"]) & (cause_rows["overhead"] == largest["overhead"])
-    if pd.notna(largest["late_rank"]):
-        alike &= (cause_rows["late_rank"] == largest["late_rank"]).fillna(False).astype(bool)
+    late = cause_rows["late_rank"]
+    same = late.isna() if pd.isna(largest["late_rank"]) else (late == largest["late_rank"]).fillna(False)
+    alike &= same.astype(bool)
     part, whole = (ms(int(ns)) for ns in (largest["exposed_ns"], cause_rows.loc[alike, "exposed_ns"].sum()))
     return f"{label}, {part}{'' if part == whole else f' of {whole}'}{beside}"
 
@@ -209,7 +218,8 @@ def predicted_words(advised: Advised, *, beside: bool = False) -> str:
     `beside`: it follows one whose gain is unknown. The gain is of the mean step, not of the one that is shown.
     """
     of_mean = f"{_share(advised)} of {ms(advised.gain_ns + advised.step_ns)}"
-    gain = f"{ms(advised.gain_ns)} per step ({of_mean}) {_half(advised)}".rstrip()
+    per_step = " per step" if advised.window == "step" else ""
+    gain = f"{ms(advised.gain_ns)}{per_step} ({of_mean}) {_half(advised)}".rstrip()
     memory = advised.memory_bytes
     takes = f" It takes up to {size_exact(memory)} more memory on each rank." if memory else ""
     if not advised.is_certain:
@@ -220,9 +230,10 @@ def predicted_words(advised: Advised, *, beside: bool = False) -> str:
 
 
 def certainty_words(advised: Advised) -> str:
-    """`33 % of a step, ± 6.2 ms`, or `90 % of a step, at most`."""
+    """`33 % of a step, ± 6.2 ms`, or `90 % of a step, at most`; of a trace without steps `33 % of the trace`."""
     limit = "at most" if advised.action.condition else ""
-    return ", ".join(filter(None, (f"{_share(advised)} of a step", _half(advised), limit)))
+    whole = "a step" if advised.window == "step" else f"the {advised.window}"
+    return ", ".join(filter(None, (f"{_share(advised)} of {whole}", _half(advised), limit)))
 
 
 def _share(advised: Advised) -> str:

@@ -235,10 +235,15 @@ def prefetch(case: Case) -> str:
     return "gathering one unit further ahead: it holds one more at a time"
 
 
+OF_ANY_DATA = (Cause.STRAGGLER, Cause.GAP, Cause.BUBBLE, Cause.IMBALANCE, Cause.SEND)
+"""Causes whose remedy is the same whatever is moved."""
+
+
 def general_remedy(case: Case) -> str:
     """What helps against one cause, where no play tells by how much."""
     loop, moved = case.loop, moved_most(case.rows)
-    if case.cause not in (Cause.STRAGGLER, Cause.GAP) and moved == "activations":
+    has_units = loop.may_gather_units
+    if case.cause not in OF_ANY_DATA and moved == "activations":
         kinds = set(case.rows["kind"].dropna())
         if (case.rows["what"] == ALL_RANKS_ACTIVATIONS).any():
             return _FEWER_FEATURES
@@ -275,13 +280,15 @@ def general_remedy(case: Case) -> str:
             return f"fewer bytes{_how_fewer(loop)} or a faster link"
         case Cause.QUEUED:
             busy = f"{_SEND_LESS}{_how_fewer(loop)}"
-            return busy if moved == "bucket" else "gathering ahead of reductions, or sending less at that time"
+            ahead = "gathering ahead of reductions, or sending less at that time"
+            return ahead if has_units and moved != "bucket" else busy
         case Cause.LATE:
-            if moved == "gather" and loop.may_gather_units:
+            if moved == "gather" and has_units:
                 return prefetch(case)
             return "launching it as soon as it is ready: see what held it"
         case Cause.TAIL:
-            return _AGAINST_TAILS[moved].format(_present_cap(loop))
+            is_of_units = moved in ("gather", "unit")
+            return _AGAINST_TAILS["unknown" if is_of_units and not has_units else moved].format(_present_cap(loop))
         case Cause.BLOCKING:
             return _unblock(moved, case)
     return ""
@@ -313,8 +320,10 @@ def _unblock(moved: str, case: Case) -> str:
 def _how_fewer(loop: Loop) -> str:
     """By which options fewer bytes are sent, in brackets; without those that the run has."""
     # An option for fewer bytes each, then for fewer passes that send, where not each microbatch sends.
-    sends_each = loop.traits is not None and loop.traits.sends_every_microbatch
-    done = zip(_HOW_FEWER[loop.framework], (loop.sends_halves, loop.accumulates or sends_each), strict=False)
+    traits = loop.traits
+    sends_each = traits is not None and (traits.sends_every_microbatch or traits.stages)
+    sends_halves = loop.sends_halves or (traits is not None and traits.averages_parameters)
+    done = zip(_HOW_FEWER[loop.framework], (sends_halves, loop.accumulates or sends_each), strict=False)
     options = ", ".join(text for text, is_done in done if not is_done)
     return options and f" ({options})"
 

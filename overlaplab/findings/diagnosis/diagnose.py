@@ -165,7 +165,11 @@ def diagnose(
     if actions is None:
         if gains is not None and (lead or lacks_cores):
             gains = gains[~gains["remedy"].isin(_AGAINST_A_SLOW_HOST)]
-        actions = () if gains is None else ranked_actions(gains, cause_rows, loop, int(window["idle_ns"]))
+        actions = (
+            ()
+            if gains is None
+            else ranked_actions(gains, cause_rows, loop, int(window["idle_ns"]), window_word(window["step"]))
+        )
     else:
         actions = explain_actions(actions, cause_rows, int(window["idle_ns"]))
     shares = cause_shares(cause_rows, bound, window, loop, buckets, actions, gains, unseen)
@@ -285,13 +289,16 @@ def _advice(
             if first.cause in HAVE_UNPLAYED_REMEDIES and first.remedy
             else ""
         )
-        return f"{NOTHING_GAINS}{left}", None
+        return f"{nothing_gains(window_word(window['step']))}{left}", None
     return " ".join(filter(None, (late, predicted_words(best)))), best.gain_ns
 
 
 _UNKNOWN_GAIN = "Its gain is not predicted here."
-NOTHING_GAINS = f"Nothing that was tried gains more than {percent(LITTLE_GAIN, 1)} of the step."
-"""The advice where no action is worth an effort."""
+
+
+def nothing_gains(window: str) -> str:
+    """The advice where no action is worth an effort; `window`: see `window_word`."""
+    return f"Nothing that was tried gains more than {percent(LITTLE_GAIN, 1)} of the {window}."
 
 
 def deeper_prefetch(replays: pd.DataFrame, span_ns: int) -> DeeperPrefetch | None:

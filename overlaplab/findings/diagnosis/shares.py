@@ -13,7 +13,15 @@ from overlaplab.evidence.arrays import int_or_none
 from overlaplab.evidence.purposes import LOOP_GRADIENTS
 from overlaplab.findings.actions.ranked import Advised
 from overlaplab.findings.actions.table import ACTIONS
-from overlaplab.findings.actions.words import OPEN_ALL, Case, cause_words, general_remedy, is_undivided, moved_most
+from overlaplab.findings.actions.words import (
+    OF_ANY_DATA,
+    OPEN_ALL,
+    Case,
+    cause_words,
+    general_remedy,
+    is_undivided,
+    moved_most,
+)
 from overlaplab.findings.diagnosis.causes import what_moved
 from overlaplab.findings.diagnosis.unseen import Unseen
 from overlaplab.findings.loops import Loop
@@ -134,7 +142,7 @@ def _is_beyond_plays(case: Case) -> bool:
     moved = moved_most(case.rows)
     if moved == LOOP_GRADIENTS:  # a rank is waited for in one of them while it sends another
         return case.cause is not Cause.GAP and not case.loop.by_hand
-    return moved == "activations" and case.cause not in (Cause.STRAGGLER, Cause.GAP)
+    return moved == "activations" and case.cause not in OF_ANY_DATA
 
 
 def _answer(actions: Sequence[Advised], case: Case, unseen: Unseen, *, overhead: bool, named: bool) -> Advised | None:

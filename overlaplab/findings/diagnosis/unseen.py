@@ -66,10 +66,10 @@ _OTHER_MODELS = (
 def late_starts(run: Run) -> dict[int | None, int]:
     """By how many ns ranks' recordings began after the first one's, where that is more than the clocks' error.
 
-    Empty if a rank recorded several steps: then the profiler's start is in the first alone.
+    Empty unless each rank recorded one step: of several the profiler's start is in the first alone.
     """
     starts = {trace.rank: span[0] for trace in run.traces if (span := extent(trace))}
-    if len(starts) < 2 or any(len(host_steps(trace)) > 1 for trace in run.traces):
+    if len(starts) < 2 or any(len(host_steps(trace)) != 1 for trace in run.traces):
         return {}
     zeros = {trace.rank: run_zero_ns(run, trace) for trace in run.traces}
     begun = {rank: at - zeros[rank] for rank, at in starts.items()}

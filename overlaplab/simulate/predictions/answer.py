@@ -25,7 +25,7 @@ from overlaplab.simulate.undisturbed import mean_step_after_ns
 
 DEPTHS = (1, 2, 3, 4)
 """Units gathered ahead that are tried."""
-_MAX_STRETCHES = 1000
+_MAX_STRETCHES = 10_000
 """A rank's pauses that are shorter than its step divided by this are drawn as work."""
 
 

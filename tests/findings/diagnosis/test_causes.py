@@ -12,10 +12,13 @@ from overlaplab.findings import Loop, loop_of
 from overlaplab.findings.actions.words import Case, cause_clause, cause_words, general_remedy
 from overlaplab.findings.diagnosis.causes import bucket_numbers, what_moved
 from overlaplab.manifest import Manifest
-from overlaplab.traits import BUCKETS, UNITS, Traits
+from overlaplab.traits import BUCKETS, TRAITS, UNITS, Traits
 
 ENGINE = Loop(traits=Traits(), framework="engine")
 DDP = Loop(traits=BUCKETS, framework="ddp")
+ZERO2 = Loop(traits=TRAITS["zero2"], framework="engine")
+LOCAL_SGD = Loop(traits=TRAITS["local-sgd"], framework="engine")
+PIPELINE = Loop(traits=TRAITS["pipeline"], framework="engine")
 FSDP2 = Loop(traits=UNITS, framework="fsdp2")
 ZERO3 = Loop(traits=UNITS, framework="engine", prefetch=1)
 UNKNOWN = Loop()
@@ -61,6 +64,13 @@ def test_buckets_in_a_row_are_a_range(numbers: list[int], words: str) -> None:
         (Cause.BLOCKING, UNKNOWN, None, "all_reduce", "something to compute"),
         (Cause.UNHIDEABLE, DDP, "bucket 1", "all_reduce", "fewer bytes (a bf16_compress_hook"),
         (Cause.LINK, FSDP2, "layers.1", "all_gather", "fewer bytes (MixedPrecisionPolicy"),
+        (Cause.LINK, LOCAL_SGD, None, "all_reduce", "fewer bytes (accumulation)"),
+        (Cause.LINK, PIPELINE, "bucket 0", "all_reduce", "fewer bytes (lower precision)"),
+        (Cause.SEND, PIPELINE, "activations of a layer", "send_recv", "more microbatches or a more even split"),
+        (Cause.BUBBLE, PIPELINE, "activations of a layer", "send_recv", "more microbatches per step"),
+        (Cause.QUEUED, DDP, None, "all_reduce", "sending less while the link is busy"),
+        (Cause.TAIL, ZERO2, "parameters of bucket 0", "all_gather", "sending the last one earlier"),
+        (Cause.TAIL, DDP, "embedding.weight", "all_reduce", "sending the last one earlier"),
     ],
 )
 def test_the_remedy_fits_the_loop(cause: Cause, loop: Loop, what: str | None, kind: str, said: str) -> None:

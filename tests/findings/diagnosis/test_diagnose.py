@@ -201,6 +201,13 @@ def test_the_headline_is_about_the_cause_that_the_advice_answers() -> None:
     assert "For 12.0 ms of it, the rank waited for rank 1 (" in found.headline
 
 
+def test_what_answers_a_whole_cause_is_not_said_to_answer_a_part() -> None:
+    """Waits for an unknown rank are a cause beside those for rank 1."""
+    rows = exposed_rows((0, 1, "straggler wait", 20, None), (0, 1, "straggler wait", 10, 1))
+    (action,) = diagnosed(rows, gains=gains(("even_work", None, 9))).actions
+    assert action.why == "waited for other ranks, 20.0 ms"
+
+
 def test_what_no_play_answers_comes_first_where_more_is_exposed_than_is_to_gain() -> None:
     rows = exposed_rows((0, 1, "late launch", 20, None), (0, 1, "straggler wait", 10, 1), kind="all_gather")
     found = diagnosed(rows, gains=gains(("balance", 1.0, 9)), loop=Loop(traits=TRAITS["zero3"], prefetch=1))

@@ -90,19 +90,23 @@ def test_a_setting_is_played_once(ddp: Run) -> None:
 
 
 def test_lanes_in_literals() -> None:
-    """The second step; kernels 1 ns apart in 10,000 are drawn as one, and what is on the link then as hidden."""
+    """The second step, of 100 µs: a pause of 0.01 µs is drawn, and the link exposed in it; a shorter one is neither."""
     events = [
-        Event(COMPUTES, "ProfilerStep#1", 0, 5_000),
-        Event(COMPUTES, "predicted::a", 0, 5_000),
-        Event(COMPUTES, "ProfilerStep#2", 5_000, 15_000),
-        Event(COMPUTES, "predicted::a", 5_000, 7_000),
-        Event(COMPUTES, "predicted::b", 7_001, 9_000),
-        Event(LINK, "engine::comm seq=0 kind=all_reduce dtype=float32 bytes=4 group=0", 6_000, 12_000),
-        Event(COMPUTES, "predicted::c", 13_000, 15_000),
+        Event(COMPUTES, "ProfilerStep#1", 0, 50_000),
+        Event(COMPUTES, "predicted::a", 0, 50_000),
+        Event(COMPUTES, "ProfilerStep#2", 50_000, 150_000),
+        Event(COMPUTES, "predicted::a", 50_000, 70_000),
+        Event(COMPUTES, "predicted::b", 70_009, 90_000),
+        Event(LINK, "engine::comm seq=0 kind=all_reduce dtype=float32 bytes=4 group=0", 60_000, 120_000),
+        Event(COMPUTES, "predicted::c", 90_010, 92_000),
+        Event(COMPUTES, "predicted::c", 130_000, 150_000),
     ]
     assert device_lanes(events, 1).values.tolist() == [
-        ["rank", "", False, 0, 4_000],
-        ["rank", "", False, 8_000, 10_000],
-        ["link", "all_reduce", False, 1_000, 4_000],
-        ["link", "all_reduce", True, 4_000, 7_000],
+        ["rank", "", False, 0, 40_000],
+        ["rank", "", False, 40_010, 42_000],
+        ["rank", "", False, 80_000, 100_000],
+        ["link", "all_reduce", False, 10_000, 40_000],
+        ["link", "all_reduce", False, 40_010, 42_000],
+        ["link", "all_reduce", True, 40_000, 40_010],
+        ["link", "all_reduce", True, 42_000, 70_000],
     ]
