@@ -7,22 +7,27 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
 
+from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run, once_per_run
 from overlaplab.manifest import Link
-from overlaplab.simulate.buckets.bucketed_moves import with_bucketed_moves
 from overlaplab.simulate.buckets.least import Least, launch_cuttings, least_steps
 from overlaplab.simulate.fill_buckets import MIB, cap_for, cap_ranges, closing_caps
-from overlaplab.simulate.player import StuckError
+from overlaplab.simulate.player import StuckError, find_launches
+from overlaplab.simulate.programs import all_programs
 from overlaplab.simulate.programs.buckets import Recutting, find_recutting, recuttings
+from overlaplab.simulate.programs.profile import wake_ns
+from overlaplab.simulate.programs.setting import Setting
 from overlaplab.simulate.programs.times import retime_program
+from overlaplab.simulate.programs.without_buckets import without_made_buckets
 from overlaplab.simulate.undisturbed import TIE, step_weights
+from overlaplab.traits import TRAITS
 
 Times = npt.NDArray[np.int64]
 Names = tuple[tuple[str, ...], ...]
@@ -71,7 +76,7 @@ def bucket_search(run: Run, link: Link | None = None) -> BucketSearch | None:
 @once_per_run
 def bucket_searches(run: Run) -> tuple[BucketSearch, ...]:
     """The search of each model; the others' buckets stay as recorded."""
-    least = (least_steps(with_bucketed_moves(run, cut)) for cut in recuttings(run))
+    least = (least_steps(_with_bucketed_moves(run, cut)) for cut in recuttings(run))
     return tuple(BucketSearch(each, step_weights(run)) for each in least if each is not None)
 
 
@@ -82,8 +87,30 @@ def _search_behind(run: Run, link: Link) -> BucketSearch | None:
         return None
     recorded = run.manifest.link if run.manifest else None
     programs = [retime_program(program, recorded, link) for program in cut.recorded.programs]
-    least = least_steps(with_bucketed_moves(run, cut.with_programs(run, programs, link), link))
+    least = least_steps(_with_bucketed_moves(run, cut.with_programs(run, programs, link), link))
     return None if least is None else BucketSearch(least, step_weights(run))
+
+
+def _with_bucketed_moves(run: Run, cut: Recutting, link: Link | None = None) -> Recutting:
+    """The cutting, but all that ranks do as `bucketed` does it, where the recorded strategy sends no buckets."""
+    traits = TRAITS.get(run.manifest.strategy or "") if run.manifest else None
+    if traits is None or traits.buckets:
+        return cut
+    try:
+        programs = all_programs(run, Setting(strategy="bucketed", link=link))
+    except OverlaplabError:  # that strategy cannot be made anew from the run
+        return cut
+    launches = find_launches(programs[0], "bucket")
+    flags: dict[str, int] = {}  # the bytes that go with each gradient
+    for each in launches:
+        flags |= dict.fromkeys(each.parameters, (each.bytes - each.gradient_bytes) // len(each.parameters))
+    return replace(
+        cut,
+        alone=without_made_buckets(programs),
+        sent={name: size + flags.get(name, 0) for name, size in cut.sizes.items()},
+        host_ns=launches[0].host_ns,  # the same of all buckets
+        wake_ns=wake_ns(programs),
+    )
 
 
 class BucketSearch:
