@@ -46,8 +46,10 @@ def late_buckets(table: pd.DataFrame) -> pd.DataFrame:
     busy_before = length_before(union(ran["start_ns"].tolist(), ran["end_ns"].tolist()))
     free_ns = 0  # when the link is done with the previous bucket
     for place, bucket in enumerate(ordered):
-        ready_ns, until_ns = _ready_to_go(bucket), min(_int_or_zero(bucket["start_ns"]), free_ns)
-        busy_ns = max(busy_before(until_ns) - busy_before(ready_ns), 0)
+        ready_ns, start_ns = _ready_to_go(bucket), _int_or_zero(bucket["start_ns"])
+        busy_ns = max(busy_before(min(start_ns, free_ns)) - busy_before(ready_ns), 0)
+        if free_ns - start_ns > busy_ns:  # they share the link, as gloo's may
+            busy_ns = 0
         free_ns = max(free_ns, _int_or_zero(bucket["end_ns"]))
         waiting = held.get(place, {})
         exposed = _int_or_zero(bucket["exposed_ns"])

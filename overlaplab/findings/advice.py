@@ -116,7 +116,7 @@ def advice_sentences(table: pd.DataFrame, diagnosis: Diagnosis) -> Iterator[str]
                 " --bucket-cap-mb or --prefetch says why."
             )
         else:
-            yield f"Other buckets gain at most {ms(most_ns)} in {place_name(diagnosis)}; which cap does is not known."
+            yield f"Other buckets gain at most {ms(most_ns)} in {place_name(diagnosis)}; none was tried."
         return
     chosen = choose_setting(table, diagnosis)
     if chosen is None:

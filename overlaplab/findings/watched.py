@@ -89,10 +89,11 @@ def _late_in_training(watched: Watched, ranks: pd.DataFrame, late: pd.DataFrame)
     late_ns = float(late_rows["late_ns"].median())
     if times >= SAME_RANK_SHARE * len(late_rows):
         median_ns = float(late_rows.loc[late_rows["late_rank"] == rank, "late_ns"].median())
-        return (
-            f"Rank {rank} is the last in {percent(times, measured_steps)} of {measured}, by"
-            f" {ms(median_ns)} (median): whenever a rank is late, it is this one."
-        )
+        last = f"Rank {rank} is the last in {percent(times, measured_steps)} of {measured}, by {ms(median_ns)} (median)"
+        if times == 1:
+            return f"{last}."
+        same = "whenever a rank is late, it is" if times == len(late_rows) else "when a rank is late, it is mostly"
+        return f"{last}: {same} this one."
     return (
         f"In {percent(share, 1)} of {measured} a rank is late, by {ms(late_ns)} (median), and"
         f" not always the same one: most often rank {rank}, in {percent(times, late_rows['step'].nunique())} of them."
@@ -221,7 +222,8 @@ def watched_times_note(series: pd.DataFrame, highest_ns: float) -> str:
 
 def watched_shares_note(series: pd.DataFrame) -> str:
     """How the chart of exposed shares is to be read."""
-    text = f"Measured in bursts: in {int(series['measured_steps'].sum()):,} of {int(series['steps'].sum()):,} steps."
+    measured, steps = (int(series[name].sum()) for name in ("measured_steps", "steps"))
+    text = f"Measured in bursts: in {measured:,} of {steps:,} steps without a profiler."
     periods = series.loc[series["exposed_share"].notna(), "period"].dropna().unique()
     words = [kind_word_of_steps(int(period)) for period in periods]
     return f"{text} Circles: {join_names(words)}." if words else text

@@ -225,7 +225,7 @@ def test_where_the_bound_alone_is_known_it_is_said() -> None:
     table = summary_rows((0, 1, 100, 30))
     found = diagnose(table, table.iloc[0], exposed_rows((0, 1, "tail", 30, None)), table, bound=BOUND)
     sentences = list(findings.advice_sentences(rows(), found))
-    assert sentences == ["Other buckets gain at most 26.0 ms in rank 0, step 1 (); which cap does is not known."]
+    assert sentences == ["Other buckets gain at most 26.0 ms in rank 0, step 1 (); none was tried."]
 
 
 def steps(*medians: float) -> list[np.ndarray[Any, Any]]:
