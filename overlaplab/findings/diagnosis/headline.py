@@ -105,6 +105,7 @@ def _why_passed_over(first: CauseShare, shares: tuple[CauseShare, ...], best: Ad
         return f"Another {took} of it passed in {pauses}, which communication did not cause."
     gain_ns = shares[0].gain_ns
     if gain_ns is not None and best is not None and gain_ns > best.gain_ns:
-        return sentence(f"{clause}; {short_words(shares[0].remedy)} would gain {ms(gain_ns)}")
+        verb = "would" if shares[0].is_gain_certain else "may"
+        return sentence(f"{clause}; {short_words(shares[0].remedy)} {verb} gain {ms(gain_ns)}")
     why = "what shortens that gains less" if shares[0].remedy else "nothing that was tried gains enough"
     return sentence(f"{clause}; {why}")

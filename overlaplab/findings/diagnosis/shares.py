@@ -51,6 +51,8 @@ class CauseShare:
     """Whether a play tells the gain."""
     overhead: bool = False
     """Whether it is compute gaps between any two operators."""
+    is_gain_certain: bool = True
+    """Whether the gain can be told from none."""
     is_wait_unknown: bool = False
     """Whether how much of it is waiting cannot be told, although all traces are here."""
 
@@ -107,6 +109,7 @@ def cause_shares(
                 rows=rows,
                 late_rank=late_rank,
                 gain_ns=None if action is None else action.gain_ns,
+                is_gain_certain=action is None or action.is_certain,
                 replayed=replayed,
                 overhead=overhead,
                 is_wait_unknown=is_wait_unknown and much,
