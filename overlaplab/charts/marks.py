@@ -9,7 +9,7 @@ import pandas as pd
 
 from overlaplab.charts.parts import Layer
 from overlaplab.charts.theme import finish, palette
-from overlaplab.findings.first_screen import mark_words, marks_title
+from overlaplab.findings.first_screen import mark_words, marks_heading, marks_title
 from overlaplab.words import to_ms
 
 _LINE_PX = 18  # pixels from one line of words to the next
@@ -49,8 +49,7 @@ def step_marks(
         drawn = Layer(on_side).mark_text(fontSize=13, fontWeight=600, **look)
         layers.append(drawn.encode(x=x, y=y, text="label:N", color=inks))
     height = int(_LINE_PX * (above + below + 1))
-    title = f"How short this {window} could be"
-    return finish(layers, title, [note], f"{marks_title(table, window)}.", dark=dark, height=height)
+    return finish(layers, marks_heading(window), [note], f"{marks_title(table, window)}.", dark=dark, height=height)
 
 
 def _place_marks(table: pd.DataFrame) -> pd.DataFrame:

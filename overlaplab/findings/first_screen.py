@@ -94,11 +94,16 @@ def step_marks(diagnosis: Diagnosis) -> pd.DataFrame:
     return rows.sort_values("ns", kind="stable", ignore_index=True)
 
 
+def marks_heading(window: str) -> str:
+    """The heading of `step_marks`; `window`: see `window_word`."""
+    return "How short this step could be".replace("step", window)
+
+
 def marks_title(marks: pd.DataFrame, window: str = "step") -> str:
     """What `step_marks` show; `window`: see `window_word`."""
     longest = int(marks["ns"].max())
     words = [mark_words(word, int(ns), longest) for word, ns in marks[["word", "ns"]].to_numpy()]
-    return f"How short this {window} could be: {', '.join(words)}"
+    return f"{marks_heading(window)}: {', '.join(words)}"
 
 
 def mark_words(word: str, ns: int, longest_ns: int) -> str:
