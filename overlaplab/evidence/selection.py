@@ -34,7 +34,7 @@ def count_by_step(steps: Sequence[Window], spans: Iterable[Span]) -> NDArray[np.
 
 
 def is_inside(spans: Sequence[Span], moment_ns: int) -> bool:
-    """Whether one of the ranges, which must be in order of start and apart, holds the moment."""
+    """Whether one of the ranges, which must be in order of start and apart, holds the moment, its end included."""
     before = bisect_right(spans, moment_ns, key=lambda span: span.start_ns)
     return before > 0 and moment_ns <= spans[before - 1].end_ns
 
@@ -46,7 +46,7 @@ def selected_traces(run: Run, selection: Selection) -> list[Trace]:
     present = {trace.rank for trace in run.traces}
     for rank in ranks:
         if rank not in present:
-            has = f"It holds {_list_steps(present)}."
+            has = f"It holds {_list_numbers(present)}."
             raise OverlaplabError("not in this run", path=run.path, rank=rank, remedy=has)
     return [trace for trace in run.traces if trace.rank in set(ranks)]
 
@@ -77,11 +77,11 @@ def selected_windows(trace: Trace, selection: Selection) -> list[Window]:
     present, wanted = {window.step for window in remaining}, set(steps)
     for step in steps:
         if step not in present:
-            has = f"It holds {_list_steps(present)}."
+            has = f"It holds {_list_numbers(present)}."
             raise OverlaplabError(f"no step {step}", path=trace.path, rank=trace.rank, remedy=has)
     return [window for window in remaining if window.step in wanted]
 
 
-def _list_steps(numbers: Collection[int | None]) -> str:
+def _list_numbers(numbers: Collection[int | None]) -> str:
     steps = sorted(number for number in numbers if number is not None)
     return numbers_named(steps) or "none with a number"

@@ -114,7 +114,8 @@ def _cost_blocks(of: RunTables) -> list[TableBlock | Lines]:
     sent, held = tables.sent_rows(volume, len(windows)), tables.held_rows(memory, peaks)
     blocks: list[TableBlock | Lines] = []
     if sent is not None:
-        lead = findings.sent_lead(sent.frame["sent_bytes"].iloc[-1], of.theory)
+        in_all = sent.frame["sent_bytes"].iloc[-1]
+        lead = findings.sent_lead(in_all, of.theory)
         blocks.append(replace(sent, lead=f"{lead} {findings.sent_notes(of.manifest)}"))
     elif unknown := findings.unknown_sizes(volume):
         blocks.append(Lines(key="volume", heading="Sent per rank and step", lines=(unknown,)))

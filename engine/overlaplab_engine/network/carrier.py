@@ -109,7 +109,7 @@ class Carrier:
         self._free_ns = 0  # when the link became free, by rank 0's clock
         self._alarm = Alarm(self.now_ns)
         if world_size > 1:
-            wire.join()
+            wire.add_user()
         self._thread = threading.Thread(target=self._carry_all, name="emulated-link", daemon=True)
         self._thread.start()
 
@@ -148,7 +148,7 @@ class Carrier:
         if self._thread.is_alive():
             self._requests.put(None)
             if self._world_size > 1:
-                self.wire.leave()
+                self.wire.remove_user()
             if self._thread is not threading.current_thread():  # it may hold the last reference to the group
                 self._thread.join()
 

@@ -9,8 +9,9 @@ A message takes T from when both ends have called, on a link that other lanes an
 all groups]).
 
 [Note: who waits for messages]
-Torch's pipelines wait for them within torch's own code. So that a sleeping device does not make up for these waits, a
-message's work notes them itself (`alarm.note_wait`).
+Torch's pipelines wait for them within torch's own code. A sleeping device shortens its next sleep by what the host took
+since the last one (models/sleeping.py), but must not by waits for others. So a message's work notes its waits itself
+(`alarm.note_wait`).
 """
 
 import threading
@@ -92,7 +93,7 @@ class _Lane:
         self._alarm = Alarm(carrier.now_ns)
         self._messages: SimpleQueue[_Message | None] = SimpleQueue()
         self._posted = 0
-        carrier.wire.join()
+        carrier.wire.add_user()
         self._thread = threading.Thread(target=self._carry_all, name="emulated-link-lane", daemon=True)
         self._thread.start()
 
@@ -115,7 +116,7 @@ class _Lane:
         self._messages.put(None)
         if self._thread is not threading.current_thread():
             self._thread.join()
-        self._carrier.wire.leave()
+        self._carrier.wire.remove_user()
 
     def _carry_all(self) -> None:
         wake_on_time()
@@ -158,7 +159,7 @@ class _Lane:
     def _later_of_both(self, exchange: int, ns: int) -> int:
         """The greater of the two ends' times; `exchange` is 2 · tag for arrivals, 2 · tag + 1 for bookings."""
         clock, upwards = self._owner.clock, (self._owner.rank < self._peer) == (self._way == OUT)
-        slot = 2 * exchange + int(upwards)  # of messages up and down in rank
+        slot = 2 * exchange + int(upwards)  # one for messages to the higher rank, one for those to the lower
         mine, theirs = torch.tensor([ns]), torch.zeros(1, dtype=torch.int64)
         for work in (clock.send([mine], self._peer, slot), clock.recv([theirs], self._peer, slot)):
             work.wait()

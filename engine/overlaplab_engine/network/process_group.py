@@ -67,6 +67,7 @@ class EmulatedLinkGroup(dist.ProcessGroup):  # type: ignore[misc]  # a subclass 
 
     @property
     def scratch_bytes(self) -> int:
+        """Bytes lent to phantoms, which figures of memory leave out; 0 without phantoms."""
         return self._mover.scratch_bytes if isinstance(self._mover, Phantoms) else 0
 
     @property

@@ -45,11 +45,11 @@ class Wire:
         """Whether more than one group or lane uses it."""
         return self.users > 1
 
-    def join(self) -> None:
+    def add_user(self) -> None:
         with self._lock:
             self.users += 1
 
-    def leave(self) -> None:
+    def remove_user(self) -> None:
         with self._lock:
             self.users -= 1
 

@@ -72,7 +72,8 @@ def unit_passes(strategy: Strategy, borders: UnitBorders, batches: Batches) -> t
 
 
 def idle_collectives(comm: Communicator, largest: int) -> list[Idle]:
-    """Measure the kinds that strategies use, in sizes up to `largest` bytes; all ranks call it. Empty for one rank.
+    """Measure the kinds that strategies use, in sizes up to `largest` bytes; all ranks call it. Empty for one rank, and
+    among phantoms.
 
     An emulated link models nothing meanwhile, so that these are what really moves the data.
     """
@@ -82,8 +83,8 @@ def idle_collectives(comm: Communicator, largest: int) -> list[Idle]:
     if link is not None:
         comm.set_link(UNLIMITED)
     ratio = max(min(largest, MOST_BYTES) / LEAST_BYTES, 1) ** (1 / (SIZES - 1))
-    for step in range(SIZES):
-        elements = round(LEAST_BYTES * ratio**step / 4 / comm.world_size)
+    for place in range(SIZES):
+        elements = round(LEAST_BYTES * ratio**place / 4 / comm.world_size)  # of float32
         full, shard = torch.zeros(elements * comm.world_size), torch.zeros(elements)
         for kind, call, tensors in (
             (Kind.ALL_REDUCE, comm.all_reduce_sum, (full,)),

@@ -31,7 +31,7 @@ def bench_collectives(measured: Mapping[str, Any]) -> pd.DataFrame:
 
 
 def measured_link(measured: Mapping[str, Any]) -> Link | None:
-    """The emulated link that was measured behind."""
+    """The emulated link behind which it was measured; None without one."""
     link = measured["link"]
     return None if link is None else Link(emulated=True, world_size=measured["ranks"], **link)
 

@@ -48,7 +48,7 @@ class Least:
         ends = np.cumsum([len(names) for names in buckets])
         ready = np.maximum.accumulate([each.ready_ns for each in self.passes], axis=1) + self.cut.host_ns
         free_ns = np.zeros(len(self.passes), dtype=np.int64)
-        launch_ns, first = 2 * self.cut.host_ns, 0
+        launch_ns, first = 2 * self.cut.host_ns, 0  # a bucket goes out halfway through its launch
         for number, end in enumerate(ends.tolist()):
             free_ns = np.maximum(free_ns, ready[:, end - 1] + number * launch_ns) + self.took_ns[first, end]
             first = end
@@ -60,7 +60,10 @@ class Least:
 
 
 def launch_cuttings(cut: Recutting, ready_ns: Times, took_ns: Times) -> Iterator[tuple[int, tuple[int, ...]]]:
-    """`best_cuttings` of a pass; a bucket goes out halfway through its launch."""
+    """When the last of one, two, … buckets ends at the earliest, and how many gradients each holds: `best_cuttings`.
+
+    That delays bucket k by k whole launches; but it goes out halfway through its own, so by half a launch less.
+    """
     return best_cuttings((ready_ns - cut.host_ns).tolist(), took_ns, 2 * cut.host_ns)
 
 
@@ -71,6 +74,7 @@ def least_steps(cut: Recutting) -> Least | None:
         return None
     sent = [cut.sent[name] for name in cut.order]
     took_ns = transfer_table(sent, cut.takes)
+    # A lower limit of T, which differs where T was measured of one size only.
     least_took_ns = took_ns if cut.takes_least is cut.takes else transfer_table(sent, cut.takes_least)
     at_ns = np.zeros(len(parts), dtype=np.int64)
     ends: list[list[int]] = [[] for _ in parts]
@@ -149,5 +153,6 @@ def _earliest_ns(cut: Recutting, least_took_ns: Times, ready_ns: Times, ended_ns
 def _resume_ns(ended_ns: Times, launches: int, end_ns: int, cut: Recutting) -> Times:
     """When each rank goes on after so many launches in its backward pass, of which the last bucket ends at `end_ns`."""
     alone = ended_ns + 2 * launches * cut.host_ns
-    resumed: Times = np.maximum(alone, end_ns)  # without `wake_ns`: a rank that ends last does not wake up
+    # Without `wake_ns`: a rank that has nothing left to wait for does not wake up.
+    resumed: Times = np.maximum(alone, end_ns)
     return resumed
