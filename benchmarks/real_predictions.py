@@ -33,7 +33,6 @@ LINK = Link(emulated=True, bandwidth_gbps=1, latency_us=1000, world_size=2)
 SLOW = Link(emulated=True, bandwidth_gbps=0.5, latency_us=1000, world_size=2)
 FAR = Link(emulated=True, bandwidth_gbps=1, latency_us=5000, world_size=2)
 SOURCE = Setting(strategy="bucketed", bucket_cap_mb=4, link=LINK, ranks=2)
-ATTEMPTS = 4
 CAPS = (1, 2, 4, 8, 25)
 SETTINGS = (
     *(Setting(strategy="bucketed", bucket_cap_mb=cap, link=LINK, ranks=2) for cap in CAPS),
@@ -54,17 +53,19 @@ def main(
     out: Path,
     repeats: Annotated[int, typer.Option(min=2, help="Recordings of each setting.")] = 3,
     targets: Annotated[int, typer.Option(min=3, help="How many settings.")] = len(SETTINGS),
+    attempts: Annotated[int, typer.Option(min=1, help="Recordings at most, until the machine was free for one.")] = 4,
 ) -> None:
     """Record, predict, record, compare."""
     settings = SETTINGS[:targets]
-    source = record_undisturbed(SOURCE, out / "source")
+    source = record_undisturbed(SOURCE, out / "source", attempts)
     predicted = [predict(source, setting) for setting in settings]
     (out / "predicted.json").write_text(json.dumps([[p.step_ns, p.interval.half_ns] for p in predicted]))
     runs: list[list[overlaplab.Run]] = [[] for _ in settings]
     order = [number for number in range(len(settings)) for _ in range(repeats)]
     random.Random(0).shuffle(order)
     for number in order:
-        runs[number].append(record_undisturbed(settings[number], out / f"{number}-{len(runs[number])}"))
+        folder = out / f"{number}-{len(runs[number])}"
+        runs[number].append(record_undisturbed(settings[number], folder, attempts))
     steps_ns = [[fmean(measured_steps(run)) for run in recordings] for recordings in runs]
     inside, errors, beyond = [], [], []
     for setting, expected, recorded in zip(settings, predicted, steps_ns, strict=True):
@@ -103,9 +104,9 @@ def holds(expected: Prediction, recorded_ns: float) -> bool:
     return abs(recorded_ns - expected.step_ns) <= expected.interval.half_ns
 
 
-def record_undisturbed(setting: Setting, out: Path) -> overlaplab.Run:
+def record_undisturbed(setting: Setting, out: Path, attempts: int) -> overlaplab.Run:
     """A recording for which the machine was free; else the last attempt."""
-    for attempt in range(ATTEMPTS):
+    for attempt in range(attempts):
         run = record(out / str(attempt), *setting_options(setting), *MODEL)
         if run.manifest is not None and not describe_machine(run.manifest):
             break

@@ -29,7 +29,7 @@ COMMANDS = [
     ("pipelines.py {out} --settings 2", PREDICTED),
     ("predictions.py {out} --targets 1", PREDICTED),
     ("ranks.py --sizes 2,4 --folder {out}", r"\| 4 \|"),
-    ("real_predictions.py {out} --targets 3 --repeats 2", r"inside: \d of 6"),
+    ("real_predictions.py {out} --targets 3 --repeats 2 --attempts 1", r"inside: \d of 6"),
     (f"replay.py {ROOT}/traces/bucketed", "bucketed"),
     ("server.py {out}", "8 ranks"),
     (f"users.py --users 1 --turns 1 --folder {ROOT}/traces", "pages"),
