@@ -451,8 +451,8 @@ def test_the_headline_is_about_the_advice_unless_another_cause_is_twice_as_large
 def test_what_else_gains_is_as_certain_in_the_headline_as_among_the_actions(half: int, verb: str) -> None:
     """The first bucket costs less, so a larger gain of another cause is only named."""
     causes = exposed_rows((0, 1, "tail", 12, None), (0, 1, "straggler wait", 18, 3))
-    found = diagnosed(causes, gains=gains(("first_bucket", 1.0, 7, half), ("balance", 3.0, 8, half)))
-    assert f"as fast as the others {verb} gain 8.0 ms" in found.headline
+    diagnosis = diagnosed(causes, gains=gains(("first_bucket", 1.0, 7, half), ("balance", 3.0, 8, half)))
+    assert f"as fast as the others {verb} gain 8.0 ms" in diagnosis.headline
 
 
 def test_what_shortens_transfers_is_against_the_largest_of_them() -> None:
