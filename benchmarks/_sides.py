@@ -12,13 +12,13 @@ import sys
 import time
 import warnings
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from resource import RUSAGE_CHILDREN, getrusage
 from typing import Any
 
 from _shared import resident_bytes, take_turns
+from msgspec.structs import replace
 
 os.environ["HTA_DISABLE_NS_ROUNDING"] = "1"
 

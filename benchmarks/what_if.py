@@ -7,10 +7,11 @@ programs of all caps; a slider's move afterwards makes at most those of one sett
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from time import process_time
+
+from msgspec.structs import replace
 
 import overlaplab
 from overlaplab.dashboard.heap import rest_modules

@@ -6,9 +6,10 @@ column is called the same everywhere. A page only says which columns it shows, a
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
 from typing import Literal, TypeAlias
+
+from msgspec import Struct
 
 Unit: TypeAlias = Literal["text", "flag", "count", "ns", "ms", "bytes", "GB/s", "ratio"]
 """What a table holds. People are shown ns as ms, bytes as kB or MB, and ratios, from 0 to 1, as percentages."""
@@ -16,8 +17,7 @@ Unit: TypeAlias = Literal["text", "flag", "count", "ns", "ms", "bytes", "GB/s", 
 _SHOWN: dict[Unit, str] = {"ns": "ms", "ms": "ms", "bytes": "MB", "GB/s": "GB/s"}
 
 
-@dataclass(frozen=True, slots=True)
-class Column:
+class Column(Struct, frozen=True):
     """One column of a table."""
 
     unit: Unit

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
 from math import prod
 from typing import Annotated, Any
 
@@ -19,8 +18,7 @@ Ranks = Annotated[int, msgspec.Meta(ge=1, le=2**20)]
 """A number of ranks."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Link:
+class Link(msgspec.Struct, frozen=True, kw_only=True):
     """The network model of a recording."""
 
     emulated: bool
@@ -35,8 +33,7 @@ class Link:
         return f"{self.bandwidth_gbps:g}Gbps,{self.latency_us:g}us"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Mesh:
+class Mesh(msgspec.Struct, frozen=True, kw_only=True):
     """How the ranks share the work; counted as in torch's DeviceMesh, with `tp` innermost and `pp` outermost."""
 
     dp: Ranks
@@ -89,8 +86,7 @@ class Mesh:
         return {axis: places[axis] for axis in self.axes}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LinkStep:
+class LinkStep(msgspec.Struct, frozen=True, kw_only=True):
     """What the emulated link carried for one rank in one recorded step; times in ns."""
 
     rank: Size
@@ -106,8 +102,7 @@ class LinkStep:
     """The step itself; None where run.json does not say."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MachineStep:
+class MachineStep(msgspec.Struct, frozen=True, kw_only=True):
     """One rank's machine in one recorded step; times in ns, None where the kernel does not tell."""
 
     rank: Size
@@ -127,8 +122,7 @@ class MachineStep:
     """How long other processes than the machine's ranks used the cores."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class IdleCollective:
+class IdleCollective(msgspec.Struct, frozen=True, kw_only=True):
     """A kind and size of collective, made several times before the first step, while nothing computed."""
 
     kind: str
@@ -137,15 +131,13 @@ class IdleCollective:
     """CPU time of a rank's threads, without the one that called; empty in older recordings."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Calibration:
+class Calibration(msgspec.Struct, frozen=True, kw_only=True):
     """What was measured before the first step, with nothing in the way."""
 
     collectives: tuple[IdleCollective, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Parameter:
+class Parameter(msgspec.Struct, frozen=True, kw_only=True):
     """One parameter of the model, as run.json names it."""
 
     name: str
@@ -159,8 +151,7 @@ class Parameter:
             raise ValueError(f"{self.name} has too many elements")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Bucket:
+class Bucket(msgspec.Struct, frozen=True, kw_only=True):
     """One bucket of gradients, in launch order."""
 
     index: Size
@@ -168,8 +159,7 @@ class Bucket:
     parameters: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Unit:
+class Unit(msgspec.Struct, frozen=True, kw_only=True):
     """Parameters that are gathered and freed together."""
 
     name: str
@@ -177,8 +167,7 @@ class Unit:
     parameters: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stage:
+class Stage(msgspec.Struct, frozen=True, kw_only=True):
     """One stage of a pipeline."""
 
     rank: Size
@@ -187,8 +176,7 @@ class Stage:
     """The names of its units, in the order in which they are called."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pipeline:
+class Pipeline(msgspec.Struct, frozen=True, kw_only=True):
     """How microbatches pass through the stages."""
 
     schedule: str
@@ -199,8 +187,7 @@ class Pipeline:
     """In order."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Model:
+class Model(msgspec.Struct, frozen=True, kw_only=True):
     """The model that was trained; fields that run.json lacks are None."""
 
     layers: Size | None = None
@@ -220,8 +207,7 @@ class Model:
     """Number of elements."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Held:
+class Held(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes of tensor storage that a rank held after the last step's update."""
 
     rank: Size
@@ -239,16 +225,14 @@ class Held:
     """Lent to phantoms for their parts, and not counted as held by the rank; None without phantoms."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sleep:
+class Sleep(msgspec.Struct, frozen=True, kw_only=True):
     """How a sleeping device slept."""
 
     on_schedule: bool = False
     """Whether what the host took between two sleeps shortened the next; older recordings' did not."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Swept:
+class Swept(msgspec.Struct, frozen=True, kw_only=True):
     """What `overlaplab sweep` gave to a user's own command."""
 
     settings: dict[str, int | float | str]
@@ -262,8 +246,7 @@ class Swept:
         return [re.sub(r"\{(\w+)\}", lambda match: values.get(match[1], match[0]), word) for word in self.command]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Manifest:
+class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """The part of run.json (format_version 1) that analyses read; `raw` is the whole of it."""
 
     format_version: int
@@ -344,7 +327,7 @@ class Manifest:
     largest_batch: bool | None = None
     """Whether the batch is the largest whose peak is within `memory_limit`, as measured."""
     memory: tuple[Held, ...] = ()
-    raw: dict[str, Any] = field(default_factory=dict, repr=False)
+    raw: dict[str, Any] = {}
 
     def __post_init__(self) -> None:
         if self.mesh is not None and self.mesh.size != self.world_size:

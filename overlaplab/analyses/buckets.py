@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import chain
 from math import inf
 from typing import Any
 
 import pandas as pd
+from msgspec import Struct
 
 from overlaplab.events import Run, Trace, Window, activity, table_of
 from overlaplab.evidence.by_hand import averaged_by_hand
@@ -29,8 +29,7 @@ _SOURCE = ("passes", "arrivals", "shapes", "gradients", "told_by", "source")
 _COLUMNS = (*_IDENTITY, "index", "bytes", *_GRADIENTS, *_TIMES, *_SOURCE)
 
 
-@dataclass(frozen=True, slots=True)
-class _Arrival:
+class _Arrival(Struct, frozen=True):
     """When a gradient arrived in the pass: its place in the order, from 1, and its time in absolute ns."""
 
     number: int

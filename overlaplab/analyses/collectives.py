@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pandas as pd
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from overlaplab.costs.link import ring_factor

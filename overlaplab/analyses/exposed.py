@@ -10,11 +10,12 @@ Sources: wait and transfer as in docs/design.md; the causes are this project's o
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import pandas as pd
+from msgspec import Struct
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from overlaplab.causes import Cause
@@ -116,8 +117,7 @@ def _sum_moments(moments: Facts, groups: Groups) -> Facts:
     }
 
 
-@dataclass(frozen=True, slots=True)
-class _Attribution:
+class _Attribution(Struct, frozen=True):
     """Exposed moments by cause, and what their collectives and steps are called."""
 
     steps: Sequence[tuple[int | None, int | None, int]]

@@ -12,11 +12,11 @@ preempted: an operator was under way and waited for a core.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Literal, TypeAlias
 
 import numpy as np
 import pandas as pd
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from overlaplab.events import (

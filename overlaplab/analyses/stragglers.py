@@ -5,10 +5,9 @@ A rank that is always late never waits, so its own overlap ratio looks best.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pandas as pd
+from msgspec.structs import replace
 
 from overlaplab.analyses.collectives import collectives
 from overlaplab.events import Run

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pandas as pd
+from msgspec import Struct
 
 from overlaplab.analyses.collectives import collectives
 from overlaplab.costs import fit_line, ring_factor, students_t
@@ -28,8 +28,7 @@ _MAX_DEVIATION_SHARE = 0.25
 """If a line misses more than 25 % of the measured time, the times do not follow from the sizes."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fitted:
+class Fitted(Struct, frozen=True, kw_only=True):
     """The transfers of one kind in one group, and the line of least absolute deviation through them."""
 
     ranks: tuple[int, ...]

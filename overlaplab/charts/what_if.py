@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import altair as alt
 import pandas as pd
+from msgspec import Struct
 
 from overlaplab.charts.parts import FLUSH, Layer, bars, fills_drawn, known_ms, row_axis, tooltip, with_room, words
 from overlaplab.charts.theme import Palette, colours, finish, labels_width, palette
@@ -115,8 +115,7 @@ def held_predicted(table: pd.DataFrame, *, chosen: int, dark: bool = False, note
     return _draw_curve(curve, with_bytes.assign(at=with_bytes["ranks"], value=held), [note], dark)
 
 
-@dataclass(frozen=True, slots=True)
-class _Curve:
+class _Curve(Struct, frozen=True):
     """What a curve is about."""
 
     x_title: str

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
+from msgspec.structs import asdict
 
 from overlaplab.cli import engine, script, sweep
 from overlaplab.cli.options import OPENING, Json, Opening, RunPath, group_options

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, TypeAlias
+
+from msgspec import Struct
 
 from overlaplab.words import count
 
@@ -26,8 +27,7 @@ class Verdict(StrEnum):
     """It keeps a recording from working."""
 
 
-@dataclass(frozen=True, slots=True)
-class Check:
+class Check(Struct, frozen=True):
     """One line of the doctor's answer."""
 
     name: str

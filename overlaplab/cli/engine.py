@@ -8,9 +8,10 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
+
+from msgspec import Struct
 
 from overlaplab.cli.sweep import PlannedRecording, run_to_end
 from overlaplab.errors import OverlaplabError
@@ -59,8 +60,7 @@ def settings(caps: Sequence[str]) -> dict[str, tuple[str, ...]]:
     return {f"cap-{cap}": ("--bucket-cap-mb", cap) for cap in caps}
 
 
-@dataclass(frozen=True, slots=True)
-class Engine:
+class Engine(Struct, frozen=True):
     """Records with these options of `overlaplab record`, beside those of each setting."""
 
     options: Sequence[str]

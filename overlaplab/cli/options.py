@@ -5,10 +5,10 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Annotated, Any
 
 import typer
+from msgspec import Struct
 
 from overlaplab.cli.completion import STRATEGIES, runs_like, strategies_like
 from overlaplab.selection import Selection
@@ -32,8 +32,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON document, in 
 Every = Annotated[bool, typer.Option("--all", help="Print every row of long tables.")]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Opening:
+class Opening(Struct, frozen=True, kw_only=True):
     """How a run's files are opened: each field is an option of the commands that open runs."""
 
     assign_rank: Annotated[

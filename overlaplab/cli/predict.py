@@ -146,7 +146,7 @@ def _stages(text: str) -> tuple[int, ...]:
 
 def _link(text: str, ranks: int) -> Link:
     """Return the link that the text names, or that of the run at the path that it is."""
-    from dataclasses import replace
+    from msgspec.structs import replace
 
     from overlaplab.costs import parse_link
     from overlaplab.load.run_folder import load_manifest

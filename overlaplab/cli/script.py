@@ -8,9 +8,10 @@ import os
 import re
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct
 
 from overlaplab.cli.sweep import PlannedRecording, parse_caps, run_to_end
 from overlaplab.errors import OverlaplabError
@@ -83,8 +84,7 @@ def _folder_name(setting: tuple[str, ...]) -> str:
     return re.sub(r"[^\w.+-]", "_", named)
 
 
-@dataclass(frozen=True, slots=True)
-class Script:
+class Script(Struct, frozen=True):
     """Records with a user's command, in whose words `{NAME}` stands for a value."""
 
     command: Sequence[str]

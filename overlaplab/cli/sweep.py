@@ -11,10 +11,11 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import IO, Protocol
+
+from msgspec import Struct
 
 from overlaplab.cli.shared import progress_bar
 from overlaplab.errors import OverlaplabError
@@ -24,8 +25,7 @@ ENDING_S = 30.0
 """How long an interrupted recording may take to end its ranks."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlannedRecording:
+class PlannedRecording(Struct, frozen=True, kw_only=True):
     """One run of a sweep, still to be made."""
 
     setting: tuple[str, ...]

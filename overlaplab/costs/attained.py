@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from overlaplab.manifest import LinkStep, Manifest
 
@@ -14,8 +14,7 @@ ENOUGH_STEPS = 3
 """A run is attained if so many steps are, or all where fewer are recorded."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Attained:
+class Attained(Struct, frozen=True, kw_only=True):
     """What the link carried in one recorded step, on the rank on which it kept its model worst."""
 
     step: int

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
 from typing import Any, TypeVar
+
+from msgspec import Struct, field
+from msgspec.structs import asdict
 
 from overlaplab.costs.batch import Batch, planned_batch
 from overlaplab.costs.states import PRECISIONS, HeldBytes, Precision, fits_from, held_bytes
@@ -23,8 +25,7 @@ _USUAL = Batch(seq=2048, microbatch=1, accumulate=1, ranks=8)
 """What a plan has where nothing is said and nothing recorded."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class Plan(Struct, frozen=True, kw_only=True):
     """What is to be trained, and on what. Raises `OverlaplabError` for what cannot be."""
 
     parameters: int
@@ -79,8 +80,7 @@ class Plan:
         return fits_from(self.parameters, self.precision, stage, self.gpu_bytes, self.activations)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RecordedPlan:
+class RecordedPlan(Struct, frozen=True, kw_only=True):
     """What run.json says of what a plan consists of."""
 
     parameters: int
@@ -152,8 +152,7 @@ def _precision(manifest: Manifest) -> str | None:
     return "fp32" if dtype == "float32" else None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AskedPlan:
+class AskedPlan(Struct, frozen=True, kw_only=True):
     """What a reader wants to train, and on what; None for what was not said."""
 
     parameters: int | None = None

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 STAGES = (0, 1, 2, 3)
 """ZeRO's stages: 0 shards nothing, 1 optimizer states, 2 gradients as well, 3 parameters as well."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Precision:
+class Precision(Struct, frozen=True, kw_only=True):
     """Bytes per parameter."""
 
     parameters: int
@@ -36,8 +36,7 @@ PRECISIONS = {
 bits that are summed into an fp32 copy (20Ψ)."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HeldBytes:
+class HeldBytes(Struct, frozen=True, kw_only=True):
     """Bytes that a rank holds."""
 
     parameters: int

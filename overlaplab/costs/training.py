@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from overlaplab.costs.batch import Batch
 
 _NS_PER_S, _S_PER_HOUR = 10**9, 3600
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Training:
+class Training(Struct, frozen=True, kw_only=True):
     """A planned training run whose step is known."""
 
     step_ns: int

@@ -7,13 +7,12 @@ with a heads, s tokens in a sequence, b sequences in a microbatch, V words, e by
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from overlaplab.errors import OverlaplabError
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Attention:
+class Attention(Struct, frozen=True, kw_only=True):
     """How scores of attention are computed, and what is dropped at random while training."""
 
     keeps_scores: bool = False
@@ -22,8 +21,7 @@ class Attention:
     """Whether there is dropout after attention, after the perceptron, and on kept scores: one byte per element."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Transformer:
+class Transformer(Struct, frozen=True, kw_only=True):
     """Sizes of a model. Raises `OverlaplabError` for sizes that make none."""
 
     layers: int

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from overlaplab.costs.link import ROUNDS, ring_factor
 from overlaplab.costs.memory import gathered_bytes, gathered_once, reduced_bytes
@@ -12,8 +13,7 @@ from overlaplab.manifest import Manifest
 from overlaplab.traits import Traits
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Theory:
+class Theory(Struct, frozen=True, kw_only=True):
     """What a strategy sends per rank and step; Ψ is the bytes of all parameters."""
 
     sent_bytes: int

@@ -7,12 +7,13 @@ DataFrame and return a stale result; here the key is the file's stamp and the ru
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from threading import Lock
 from typing import Any, TypeVar
 
 import streamlit as st
+from msgspec import field
+from msgspec.structs import replace
 
 import overlaplab
 from overlaplab.dashboard import links
@@ -29,8 +30,7 @@ _MOST_RULES = 4
 _MOST_SECTIONS = 64  # of a run: each holds the rows of a rank's step, and the charts drawn of them
 
 
-@dataclass(frozen=True, kw_only=True)
-class Opened(RunTables):
+class Opened(RunTables, frozen=True, kw_only=True):
     """A run of the opened folder, with the tables of all its ranks and steps."""
 
     name: str

@@ -6,10 +6,11 @@ import os
 import stat
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path, PurePath
 from typing import TypeAlias
+
+from msgspec import Struct
 
 from overlaplab.errors import OverlaplabError
 from overlaplab.folders import MANIFEST_NAME, holds_trace, holds_watched, is_watched_name, trace_names
@@ -26,8 +27,7 @@ _DEPTH = 3  # folders below the opened one: a sweep's runs stand in a folder of 
 _MOST = 500  # runs offered; four times as many folders are looked into
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class Entry(Struct, frozen=True, kw_only=True):
     """A run, or what might be one, within the opened folder."""
 
     name: str

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 import streamlit as st
+from msgspec import Struct
 from streamlit.delta_generator import DeltaGenerator
 
 from overlaplab import findings
@@ -21,8 +21,7 @@ from overlaplab.findings import Diagnosis
 from overlaplab.words import shorten
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PageHead:
+class PageHead(Struct, frozen=True, kw_only=True):
     """A page's head, which is completed once the page's controls have said which rank and step are shown."""
 
     opened: Opened

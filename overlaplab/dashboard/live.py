@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import re
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
 
 import pandas as pd
 import streamlit as st
+from msgspec import Struct
 
 from overlaplab import findings
 from overlaplab.dashboard.folder import Stamp, confined_path, watched_stamp
@@ -31,8 +31,7 @@ def look_s(default: float) -> float | None:
     return seconds or None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Live:
+class Live(Struct, frozen=True, kw_only=True):
     """What is shown of a watched training; holds none of its steps."""
 
     about: str

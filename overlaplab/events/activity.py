@@ -5,11 +5,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
 
 import numpy as np
 import pandas as pd
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from overlaplab.event_columns import DAMAGED
@@ -24,8 +24,7 @@ _WORKS = tuple(WorkKind)
 _MOST_NAMES = 8
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Activity:
+class Activity(Struct, frozen=True, kw_only=True):
     """When a rank computed, communicated and copied, as sets of intervals in absolute ns; the sets may overlap."""
 
     rule: Rule

@@ -7,8 +7,9 @@ and categories without a rule (`cuda_sync`, runtime calls) count as nothing.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from enum import StrEnum
+
+from msgspec import Struct
 
 from overlaplab.vocabulary import DEVICE_COPY_CATEGORIES, DEVICE_KERNEL_CATEGORIES
 
@@ -22,8 +23,7 @@ class WorkKind(StrEnum):
     NOTHING = "nothing"
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceRule:
+class DeviceRule(Struct, frozen=True):
     """One row of `DEVICE_RULES`."""
 
     counts_as: WorkKind
@@ -110,8 +110,7 @@ class Part(StrEnum):
     NONE = "nothing"
 
 
-@dataclass(frozen=True, slots=True)
-class HostRule:
+class HostRule(Struct, frozen=True):
     """One row of `HOST_RULES`."""
 
     counts_as: WorkKind

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from functools import wraps
 from typing import Any, TypeVar, TypeVarTuple, cast
 from weakref import WeakKeyDictionary
 
 import pandas as pd
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from overlaplab.event_columns import SYNC_COLUMNS
 from overlaplab.manifest import Manifest, played_phantoms
@@ -17,8 +18,7 @@ Value = TypeVar("Value")
 Key = TypeVarTuple("Key")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Group:
+class Group(Struct, frozen=True, kw_only=True):
     """A process group of the job, from the trace's `distributedInfo`."""
 
     name: str
@@ -29,8 +29,7 @@ class Group:
     """Its members; empty where unknown."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Tables:
+class Tables(Struct, frozen=True, kw_only=True, eq=False):
     """What a trace file holds of one rank."""
 
     events: pd.DataFrame
@@ -43,8 +42,7 @@ class Tables:
     """What streams and the host waited for, in order of `event`, with the columns of `SYNC_COLUMNS`."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False, weakref_slot=True)
-class Trace:
+class Trace(Struct, frozen=True, kw_only=True, eq=False, weakref=True):
     """One rank's events. Compared by identity, so that derived values can be cached per trace."""
 
     path: str
@@ -52,7 +50,7 @@ class Trace:
     """None if the only file does not name its rank."""
     tables: Tables | Callable[[], Tables]
     """Or what reads them when first asked for: a worker that has read the file drops them."""
-    precomputed: Mapping[str, object] = field(default_factory=dict)
+    precomputed: Mapping[str, object] = {}
     """Values of `once_per_trace` functions, by name, from the worker that read the tables: see `known_of`."""
     groups: tuple[Group, ...] = ()
     """The job's process groups, as far as the file names them."""
@@ -99,8 +97,7 @@ class Trace:
         return _tables(self).syncs
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False, weakref_slot=True)
-class Run:
+class Run(Struct, frozen=True, kw_only=True, eq=False, weakref=True):
     """All ranks' traces of one recording, in order of rank, and its manifest, if any. Compared by identity."""
 
     path: str

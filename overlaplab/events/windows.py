@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from overlaplab.events.activity import activity, counting_as, damaged_rows, rule_of
 from overlaplab.events.rows import event_times, host_ranges, launchers
@@ -26,8 +27,7 @@ _ONCE_PER_ITERATION = ("Optimizer.step#", "DistributedDataParallel.forward")
 """How torch's own ranges begin that an iteration usually has once."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Window:
+class Window(Struct, frozen=True, kw_only=True):
     """One step of one rank, in absolute ns."""
 
     step: int | None

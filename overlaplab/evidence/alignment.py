@@ -7,9 +7,9 @@ shift between the two sequences is right. With it, matching collectives end toge
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
+from msgspec import Struct
 
 from overlaplab.intervals import Integers, Mask
 
@@ -31,8 +31,7 @@ Spans = Integers
 """When each collective started and ended in ns, of shape (collectives, 2)."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fit:
+class Fit(Struct, frozen=True, kw_only=True):
     """Collective i of the first rank is collective i + shift of the second."""
 
     shift: int

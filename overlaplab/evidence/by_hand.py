@@ -7,13 +7,13 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from math import prod
 from typing import TypeAlias
 from urllib.parse import quote
 
 import numpy as np
 import pandas as pd
+from msgspec import Struct
 
 from overlaplab.dtypes import DTYPE_BYTES
 from overlaplab.events import Trace, activity, once_per_trace, rule_of, step_windows
@@ -47,8 +47,7 @@ Sent: TypeAlias = tuple[tuple[Gradient, ...], LaunchSpan]
 """Gradients, and the all-reduce that sends them."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Averaging(Span):
+class Averaging(Span, frozen=True, kw_only=True):
     """A backward pass, until its gradients had been averaged."""
 
     forward_ns: int
@@ -100,8 +99,7 @@ def _sends_otherwise(trace: Trace) -> bool:
     return labelled or is_with_ddp(trace) or bool(fsdp2_ranges(trace)) or is_with_fsdp1(trace)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Pass:
+class _Pass(Struct, frozen=True, kw_only=True):
     """A backward pass, and what may send its gradients."""
 
     backward: Span

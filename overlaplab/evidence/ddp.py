@@ -11,13 +11,14 @@ from __future__ import annotations
 import json
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
 from itertools import accumulate, chain, groupby
 from math import prod
 from typing import Literal
 
 import numpy as np
 import pandas as pd
+from msgspec import Struct
+from msgspec.structs import replace
 
 from overlaplab.events import Trace, host_ranges, once_per_trace, step_windows
 from overlaplab.evidence.call_metadata import enclosing_rows
@@ -37,8 +38,7 @@ _FURTHER_GRADIENT = "aten::add_"
 _UPDATE = "Optimizer.step#"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Gradient:
+class Gradient(Struct, frozen=True, kw_only=True):
     """One gradient, as autograd accumulated it."""
 
     number: int
@@ -51,8 +51,7 @@ class Gradient:
     """When the hooks that followed were over, in absolute host ns."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DDPBucket:
+class DDPBucket(Struct, frozen=True, kw_only=True):
     """One bucket in one backward pass."""
 
     index: int
@@ -70,8 +69,7 @@ class DDPBucket:
     """Elements of the gradient that completed it, so the fewest it holds. None where unknown."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DDPBackward(Span):
+class DDPBackward(Span, frozen=True, kw_only=True):
     """A backward pass that sent gradients, from the start of autograd's first function to the end of its last."""
 
     buckets: tuple[DDPBucket, ...]
@@ -86,8 +84,7 @@ class DDPBackward(Span):
     """
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Accumulation(Span):
+class _Accumulation(Span, frozen=True, kw_only=True):
     """Autograd's range around one gradient's accumulation and the hooks that follow."""
 
     accumulated_ns: int

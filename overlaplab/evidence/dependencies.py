@@ -12,10 +12,10 @@ import re
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from overlaplab.events import (
@@ -54,8 +54,7 @@ _MAX_CANDIDATES = 8
 """At most so many of the events that ended last are looked at."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceEvent:
+class DeviceEvent(Struct, frozen=True, kw_only=True):
     """A kernel or copy, in absolute ns."""
 
     row: int
@@ -77,8 +76,7 @@ class DeviceEvent:
     """The places of all events for which its stream was told to wait; None where the trace does not have that."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Blocking:
+class Blocking(Struct, frozen=True, kw_only=True):
     """A call in which the host waited for a device event, in absolute ns."""
 
     row: int

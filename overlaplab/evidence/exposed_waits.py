@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
+from msgspec import Struct
 
 from overlaplab.events import Trace, WorkKind, activity, classify, main_stream, once_per_trace
 from overlaplab.evidence.dependencies import Blocking, DeviceEvent, blocking_calls, device_events
@@ -21,8 +21,7 @@ from overlaplab.evidence.stream_waits import stream_waits
 from overlaplab.intervals import Intervals, subtract, union
 
 
-@dataclass(frozen=True, slots=True)
-class ExposedWaits:
+class ExposedWaits(Struct, frozen=True):
     """Sets of exposed moments, in absolute ns; whether the other ones block is unknown."""
 
     blocking: Intervals

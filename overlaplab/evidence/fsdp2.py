@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
 from itertools import groupby, pairwise, zip_longest
 from math import inf
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from overlaplab.costs.memory import gathered_bytes, reduced_bytes
 from overlaplab.events import Trace, once_per_trace
@@ -271,12 +273,11 @@ def _note_free(gather: Gather, next_ns: float, words: Ordered[Label]) -> None:
         gather.free_phase = "forward" if free.word == "post_forward" else "backward"
 
 
-@dataclass(slots=True)
-class _ForwardPass:
+class _ForwardPass(Struct):
     """One forward pass of a root: the units that it used, and the bytes of those that were gathered."""
 
-    units: set[str] = field(default_factory=set)
-    sizes: dict[str, int] = field(default_factory=dict)
+    units: set[str] = set()
+    sizes: dict[str, int] = {}
 
     def may_share_root(self, other: _ForwardPass) -> bool:
         """Whether both may be of one root."""
@@ -284,11 +285,10 @@ class _ForwardPass:
         return self.units == other.units and all(sizes.get(unit, size) == size for unit, size in self.sizes.items())
 
 
-@dataclass(slots=True)
-class _RootTurn:
+class _RootTurn(Struct):
     """Forward passes of roots, and the backward pass that followed them."""
 
-    passes: list[_ForwardPass] = field(default_factory=list)
+    passes: list[_ForwardPass] = []
     callbacks: int = 0
     """How many roots took part in the backward pass."""
 

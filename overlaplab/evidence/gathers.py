@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from urllib.parse import unquote
+
+from msgspec import Struct
 
 from overlaplab.evidence.labels import Label, Span
 
 
-@dataclass(slots=True, kw_only=True)
-class Gather:
+class Gather(Struct, kw_only=True):
     """One gather of one unit, as the host issued it: in absolute host ns, None where unknown."""
 
     unit: str

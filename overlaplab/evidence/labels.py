@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 import numpy as np
+from msgspec import Struct
 
 from overlaplab.events import Trace, event_times, host_ranges, once_per_trace, thread_numbers
 from overlaplab.intervals import Intervals, union
 from overlaplab.vocabulary import label_fields
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Span:
+class Span(Struct, frozen=True, kw_only=True):
     """A range on one thread, in absolute ns."""
 
     start_ns: int
@@ -24,8 +23,7 @@ class Span:
     """The thread's number, see `events.thread_numbers`."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Label(Span):
+class Label(Span, frozen=True, kw_only=True):
     """One `engine::WORD key=value …` range, or one of FSDP2's."""
 
     word: str

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,8 +16,7 @@ from overlaplab.intervals import Integers, Mask
 from overlaplab.vocabulary import Rule
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LaunchSpan(Span):
+class LaunchSpan(Span, frozen=True, kw_only=True):
     """A collective, as the host range that launched it."""
 
     kind: str | None = None

@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import numpy as np
 import pandas as pd
+from msgspec import Struct
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from overlaplab.events import Group, Run, Trace, host_steps, once_per_run, once_per_trace, rule_of
@@ -50,8 +51,7 @@ _WORLD = ("0", "default_pg")
 _UNNAMED = "its trace does not say in which process group it was"
 
 
-@dataclass(frozen=True, slots=True)
-class _Key:
+class _Key(Struct, frozen=True):
     """A process group. On other ranks its name may denote another group."""
 
     name: str
@@ -177,8 +177,7 @@ def _join_keys(keys: Sequence[_Key], node: Integers, comms_id: Integers) -> list
 _Members: TypeAlias = tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Calls:
+class _Calls(Struct, frozen=True, eq=False):
     """A rank's collectives of one class (see `_classes`), in order of launch."""
 
     rows: NDArray[np.intp]

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import Any, TypeAlias
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from overlaplab.evidence.arrays import take_values
@@ -33,8 +34,7 @@ class Does(IntEnum):
     WAITS = 2
 
 
-@dataclass(frozen=True, slots=True)
-class Moments:
+class Moments(Struct, frozen=True):
     """Pieces of time in absolute ns: every array has one item per piece."""
 
     row: Integers
@@ -49,7 +49,7 @@ class Moments:
     """The place of the step's window, among those given to `attribute_moments`, that contains the piece."""
 
     def select(self, chosen: Mask) -> Moments:
-        return Moments(**{name: getattr(self, name)[chosen] for name in Moments.__slots__})
+        return Moments(**{name: getattr(self, name)[chosen] for name in Moments.__struct_fields__})
 
     def split(self, at_ns: Integers) -> tuple[Moments, Moments]:
         """The parts before and after a moment, which is given for each piece."""
@@ -62,8 +62,7 @@ class Moments:
         parts = []
         for inside in (subtract(union(self.start, self.end), times), times):
             piece, start, end = pieces(self.start, self.end, inside)
-            others = {name: getattr(self, name)[piece] for name in Moments.__slots__ if name not in ("start", "end")}
-            parts.append(Moments(**others, start=start, end=end))
+            parts.append(replace(self.select(piece), start=start, end=end))
         return parts[0], parts[1]
 
 

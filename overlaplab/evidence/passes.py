@@ -5,9 +5,10 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
 from math import prod
 from urllib.parse import quote
+
+from msgspec.structs import replace
 
 from overlaplab.events import Trace, once_per_trace, rule_of, step_windows
 from overlaplab.evidence.by_hand import hand_buckets, hand_passes

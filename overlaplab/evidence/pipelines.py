@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from statistics import fmean
+
+from msgspec import Struct
 
 from overlaplab.costs.pipeline import PER_RANK, StageAction, order, ranks_of_stages, starts
 from overlaplab.events import Run, Trace, Window, once_per_run, step_windows
@@ -15,8 +16,7 @@ from overlaplab.evidence.waits import arrivals
 from overlaplab.manifest import Pipeline, Stage
 
 
-@dataclass(frozen=True, slots=True)
-class IdleBySchedule:
+class IdleBySchedule(Struct, frozen=True):
     """How long a rank must be idle in a step, if it works in its order and sending takes no time."""
 
     bubble_ns: int

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import pairwise
 from urllib.parse import unquote
 
 import numpy as np
 import pandas as pd
+from msgspec import Struct
+from msgspec.structs import replace
 
 from overlaplab.axes import TENSOR, find_axis
 from overlaplab.events import Trace, once_per_trace, rule_of, step_windows
@@ -68,8 +69,7 @@ BUFFERS = "buffers"
 """`what` of broadcasts by DistributedDataParallel before each forward pass, as of batch normalisation's statistics."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Purpose:
+class _Purpose(Struct, frozen=True, kw_only=True):
     """Why one host range launched its collective; times in absolute ns, None where unknown."""
 
     launch: Span

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import islice
+
+from msgspec import Struct
 
 from overlaplab.events import Trace, event_times, host_ranges, once_per_trace
 from overlaplab.evidence.ddp import DDPBackward, DDPBucket, ddp_backwards
@@ -33,8 +34,7 @@ _CalledPlace = tuple[int, int]
 """When the host launched a collective's last event, in absolute ns, and the event's place in `device_events`."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sending:
+class Sending(Struct, frozen=True, kw_only=True):
     """A range of a host's time, in absolute ns, that one bucket or unit took."""
 
     start_ns: int

@@ -9,10 +9,10 @@ device events these are follows from the order of the host's calls, as in HTA's 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+from msgspec import Struct
 
 from overlaplab.events import Trace, calls_of, launchers, once_per_trace
 
@@ -31,8 +31,7 @@ class _MoveOfHost(NamedTuple):
     number: int  # the row launched, or the correlation of the record
 
 
-@dataclass(frozen=True, slots=True)
-class StreamWaits:
+class StreamWaits(Struct, frozen=True):
     """Whom streams and calls waited for, as rows of the trace's events."""
 
     of_events: Mapping[int, tuple[int, ...]]

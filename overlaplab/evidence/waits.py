@@ -8,11 +8,11 @@ the trace names, wait is known for the ranks that surely waited for the last one
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pandas as pd
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from overlaplab.events import Run, activity, once_per_run
@@ -25,8 +25,7 @@ from overlaplab.evidence.recorded import RECORDED_COLUMNS, UNKNOWN_NS, emulates_
 from overlaplab.intervals import EMPTY, Integers, Intervals, Mask, intersect, subtract, total, union
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Exposed:
+class Exposed(Struct, frozen=True, kw_only=True):
     """A rank's exposed communication, split into disjoint sets of intervals in absolute ns of its own clock."""
 
     wait: Intervals

@@ -6,9 +6,9 @@ All follows from a `Diagnosis`, so that it says the same on every screen.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import pandas as pd
+from msgspec import Struct
 
 from overlaplab.findings.diagnosis.diagnose import Diagnosis
 from overlaplab.findings.diagnosis.shares import CauseShare
@@ -20,8 +20,7 @@ from overlaplab.manifest import Manifest
 from overlaplab.words import count, ms, percent, rank_word, sentence
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tile:
+class Tile(Struct, frozen=True, kw_only=True):
     """One figure of the first screen."""
 
     label: str

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import StrEnum
+
+from msgspec import Struct
 
 from overlaplab.analyses.across_runs.regression import Condition, Judged
 from overlaplab.words import count, ms
@@ -20,8 +21,7 @@ class Outcome(StrEnum):
     """It must hold, and this recording does not tell whether it does."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckLine:
+class CheckLine(Struct, frozen=True, kw_only=True):
     """One condition of a check, and what became of it."""
 
     name: str

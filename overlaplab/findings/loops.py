@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Literal
+
+from msgspec import Struct
 
 from overlaplab.analyses.idle import HostRole
 from overlaplab.manifest import Manifest, Swept, strategy_traits
@@ -12,8 +13,7 @@ from overlaplab.traits import BUCKETS, TRAITS, UNITS, Traits
 from overlaplab.vocabulary import root_number
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Loop:
+class Loop(Struct, frozen=True, kw_only=True):
     """What a run's training loop does, and by whose options it can be changed."""
 
     traits: Traits | None = None

@@ -9,8 +9,10 @@ its host had not launched it (the run is launch-bound), but for calls in which t
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
 from unittest import SkipTest
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from overlaplab.analyses.across_runs.regression import Condition, parse_condition, unknown_ms, with_unknown
 from overlaplab.analyses.across_runs.settings import is_predicted
@@ -34,8 +36,7 @@ class InconclusiveError(SkipTest):
     """A recording does not tell whether what was required holds: pytest and unittest count the test as skipped."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Doubt:
+class _Doubt(Struct, frozen=True, kw_only=True):
     """Something else than the training loop that may be why a requirement fails."""
 
     reason: str

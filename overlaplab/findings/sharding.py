@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import pandas as pd
+from msgspec import Struct
 
 from overlaplab.analyses import HeldLimit, gathered_bytes, kept_units, schedule_steps
 from overlaplab.findings.thresholds import MOST_UNITS_LISTED
@@ -13,8 +12,7 @@ from overlaplab.vocabulary import root_number
 from overlaplab.words import capitalise, count, join_names, ms, percent, size_exact, unit_name
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GatherCost:
+class GatherCost(Struct, frozen=True, kw_only=True):
     """What gathering costs a run, in the median over its ranks' steps."""
 
     name: str

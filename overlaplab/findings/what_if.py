@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
 from typing import Any
 
 import pandas as pd
+from msgspec.structs import asdict
 
 from overlaplab.costs import Algorithm
 from overlaplab.findings.actions.words import SCHEDULES

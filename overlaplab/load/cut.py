@@ -9,11 +9,11 @@ import re
 import shutil
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from overlaplab.errors import OverlaplabError
@@ -49,8 +49,7 @@ _COLLECTIVE_PREFIXES = (
 _SEQUENCE = re.compile(r"engine::\w+ (?:.* )?seq=(\d+)\b")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _ChosenEvents:
+class _ChosenEvents(Struct, frozen=True, kw_only=True):
     """What decides which events of a file are copied."""
 
     starts: Integers

@@ -12,7 +12,6 @@ import pickle
 import pickletools
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -82,8 +81,7 @@ class _Dump(msgspec.Struct, frozen=True):
 _DECODER = msgspec.json.Decoder(_Dump, strict=False)  # JSON has its numbers as text
 
 
-@dataclass(frozen=True, slots=True)
-class DumpedRank:
+class DumpedRank(msgspec.Struct, frozen=True):
     """One rank's dump."""
 
     rank: int
@@ -93,8 +91,7 @@ class DumpedRank:
     """The ranks of a group by its name; empty for gloo, whose dumps do not tell."""
 
 
-@dataclass(frozen=True, slots=True)
-class FlightDumps:
+class FlightDumps(msgspec.Struct, frozen=True):
     """The dumps of a training's ranks."""
 
     path: str

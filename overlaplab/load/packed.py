@@ -11,7 +11,6 @@ import io
 import json
 import typing
 import zipfile
-from dataclasses import fields
 from typing import Any
 
 import msgspec
@@ -46,14 +45,14 @@ def pack(content: TraceFile) -> bytes:
     tables: dict[str, dict[str, Any]] = {}
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w") as archive:
-        for field in fields(content):
-            value = getattr(content, field.name)
+        for name in content.__struct_fields__:
+            value = getattr(content, name)
             if isinstance(value, np.ndarray):
                 value = pd.DataFrame({_ARRAY: value})
             elif not isinstance(value, pd.DataFrame):
-                plain[field.name] = msgspec.to_builtins(value)
+                plain[name] = msgspec.to_builtins(value)
                 continue
-            tables[field.name] = {str(name): _put(archive, f"{field.name}/{name}", value[name]) for name in value}
+            tables[name] = {str(column): _put(archive, f"{name}/{column}", value[column]) for column in value}
         _write(archive, _FIELDS, json.dumps({"fields": plain, "tables": tables}).encode())
     return packed.getvalue()
 

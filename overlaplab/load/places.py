@@ -7,9 +7,10 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
+
+from msgspec import Struct
 
 from overlaplab.errors import OverlaplabError
 from overlaplab.folders import MANIFEST_NAME, is_trace_name, trace_names
@@ -20,8 +21,7 @@ _VERSION_KEYS = ("etag", "mtime", "lastmodified", "last_modified", "updated", "m
 """File systems' names for a value that changes with the file."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Located:
+class Located(Struct, frozen=True, kw_only=True):
     """One trace file, with its size and version, which show whether it has changed."""
 
     path: str

@@ -6,12 +6,12 @@ import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run, Tables, Trace, extent, known_of
@@ -165,8 +165,7 @@ def load_manifest(path: str) -> Manifest | None:
     return manifest
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FileTraces:
+class FileTraces(msgspec.Struct, frozen=True, kw_only=True):
     """The ranks of one file."""
 
     traces: tuple[Trace, ...]
@@ -174,8 +173,7 @@ class FileTraces:
     """What a reader must know of the file, a line each."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FileOpener:
+class FileOpener(msgspec.Struct, frozen=True, kw_only=True):
     """How the files of a run are opened; workers get a copy."""
 
     assigned_ranks: Mapping[str, int]

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import re
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from enum import IntEnum
 from functools import cached_property
 from pathlib import Path
@@ -93,8 +92,7 @@ class WatchHeader(msgspec.Struct, frozen=True):
 _DECODER = msgspec.json.Decoder(WatchHeader)
 
 
-@dataclass(frozen=True)
-class WatchedRank:
+class WatchedRank(msgspec.Struct, frozen=True, dict=True):
     """One rank's files."""
 
     header: WatchHeader
@@ -119,8 +117,7 @@ class WatchedRank:
         return np.argsort(kinds, kind="stable"), [0, *ends]
 
 
-@dataclass(frozen=True, slots=True)
-class Watched:
+class Watched(msgspec.Struct, frozen=True):
     """A watched training."""
 
     path: str

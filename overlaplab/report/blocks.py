@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
 from typing import Any
 
 import altair as alt
+from msgspec import Struct
+from msgspec.structs import replace
 
 from overlaplab.charts.lanes import WINDOW
 from overlaplab.columns import Column
@@ -20,19 +21,17 @@ _ZOOM = "wheel![event.ctrlKey || event.metaKey]"
 _HINT = "Ctrl + wheel zooms, drag pans, double-click shows all."
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Drawn:
+class Drawn(Struct, frozen=True, kw_only=True):
     """A chart whose title is the page's own text, which wraps and is read aloud."""
 
     title: str
     lines: tuple[str, ...]
     hint: str
     """What the reader can do with it; empty where there is nothing but to look."""
-    spec: dict[str, Any] = field(repr=False)
+    spec: dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shown:
+class Shown(Struct, frozen=True, kw_only=True):
     """A section as the report shows it."""
 
     title: str
@@ -42,8 +41,7 @@ class Shown:
     advice: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Chapter:
+class Chapter(Struct, frozen=True, kw_only=True):
     """A run's part of the report, or what compares several."""
 
     anchor: str

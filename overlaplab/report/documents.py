@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, replace
 from typing import Any, TypeAlias
 
 import pandas as pd
+from msgspec.structs import asdict, replace
 
 from overlaplab import analyses, findings
 from overlaplab.analyses.across_runs.compare import MEASURES

@@ -12,12 +12,12 @@ import gzip
 import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass
 from itertools import chain, islice
 from itertools import count as counted
 from typing import Any, BinaryIO
 
 import pandas as pd
+from msgspec import Struct
 
 from overlaplab.analyses import PARTS, collectives, summary
 from overlaplab.events import Run, Trace
@@ -116,8 +116,7 @@ def _details(run: Run) -> tuple[dict[int, str], dict[tuple[int, int], str]]:
     return dict(of_collectives), dict(zip(keys, figures, strict=True))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Writer:
+class _Writer(Struct, frozen=True, kw_only=True):
     """One rank's part of the file. Its processes are numbered from `pid` on; the first holds the rank's tracks."""
 
     run: Run

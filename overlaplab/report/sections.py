@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 
 import pandas as pd
+from msgspec.structs import replace
 
 from overlaplab import analyses, findings
 from overlaplab.report.blocks import Chapter, Shown, draw_section

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
 from typing import Any, TypeAlias
 
 import pandas as pd
+from msgspec.structs import replace
 from rich import box
 from rich.table import Table
 from rich.text import Text

@@ -5,10 +5,9 @@ Slices of one track must lie side by side or within each other; what only overla
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import pandas as pd
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from overlaplab.events import Trace, thread_numbers
@@ -19,8 +18,7 @@ FIRST_THREAD = 1000
 """Tracks that are no threads of the trace have smaller numbers, so that they stand above these."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Threads:
+class Threads(Struct, frozen=True, kw_only=True):
     """Where a rank's events are put: all in one process, but for those of its further host processes."""
 
     pids: Integers

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pandas as pd
+from msgspec import Struct
+from msgspec.structs import replace
 
 from overlaplab.columns import Column
 from overlaplab.findings.first_screen import Tile
@@ -16,8 +17,7 @@ if TYPE_CHECKING:
     import altair as alt  # takes longer to import than a terminal's tables take to print
 
 
-@dataclass(frozen=True, slots=True)
-class Chart:
+class Chart(Struct, frozen=True):
     """A chart that is drawn once the theme is known."""
 
     key: str
@@ -36,8 +36,7 @@ _FEW_ROWS = 20
 """So many rows remain of a longer table whose rows are ranked."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TableBlock:
+class TableBlock(Struct, frozen=True, kw_only=True):
     """A table, with its columns for each width at which it is shown."""
 
     key: str
@@ -92,8 +91,7 @@ class TableBlock:
         return [replace(self, frame=frame, left_out=f"the first {len(frame)} of {number:,}")]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Lines:
+class Lines(Struct, frozen=True, kw_only=True):
     """Sentences, one to a line."""
 
     key: str
@@ -101,16 +99,14 @@ class Lines:
     lines: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tiles:
+class Tiles(Struct, frozen=True, kw_only=True):
     """A few figures side by side."""
 
     key: str
     tiles: Sequence[Tile]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Bar:
+class Bar(Struct, frozen=True, kw_only=True):
     """A bar with words of its own, which wrap where a chart's would be cut."""
 
     label: str
@@ -126,8 +122,7 @@ class Bar:
     `late_rank` that was waited for, and when most of it was `carried`."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Bars:
+class Bars(Struct, frozen=True, kw_only=True):
     """Bars under each other, the longest first."""
 
     key: str
@@ -141,8 +136,7 @@ class Bars:
     """What is too short for a bar; empty where nothing is."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Folded:
+class Folded(Struct, frozen=True, kw_only=True):
     """What a reader opens who wants to know more."""
 
     key: str
@@ -154,8 +148,7 @@ class Folded:
 Block: TypeAlias = Chart | TableBlock | Lines | Tiles | Bars | Folded
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Section:
+class Section(Struct, frozen=True, kw_only=True):
     """A part of a page: begins with what was measured, and may end with what to do about it."""
 
     title: str

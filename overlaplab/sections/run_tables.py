@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, TypeVar
 
 import pandas as pd
+from msgspec import Struct
+from msgspec.structs import replace
 
 from overlaplab import analyses, findings, simulate
 from overlaplab.analyses.delays import busy_share, without_busy_steps
@@ -32,8 +33,7 @@ def _run_property(analysis: Callable[[Run], T]) -> cached_property[T]:
     return cached_property(lambda tables: analysis(tables.run))
 
 
-@dataclass(frozen=True, kw_only=True)
-class RunTables:
+class RunTables(Struct, frozen=True, kw_only=True, dict=True):
     """A run's tables of the selected ranks and steps, each under its analysis' name."""
 
     run: Run

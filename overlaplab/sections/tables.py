@@ -6,10 +6,10 @@ Nothing here imports altair, for which a terminal need not wait.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import pandas as pd
+from msgspec.structs import replace
 
 from overlaplab import analyses, findings
 from overlaplab.analyses.systems.bench import bench_side_by_side

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal, TypeAlias
 
 import pandas as pd
+from msgspec import Struct
+from msgspec.structs import replace
 
 from overlaplab import charts, findings, simulate
 from overlaplab.errors import OverlaplabError
@@ -38,8 +39,7 @@ _Part: TypeAlias = Literal["bucket_cap_mb", "prefetch", "ranks"]
 """The parts of a setting over which charts are drawn."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Parts:
+class Parts(Struct, frozen=True, kw_only=True):
     """What the page consists of."""
 
     headline: str
@@ -126,8 +126,7 @@ def _are_smaller_played(run: Run, setting: Setting) -> bool:
     return more and "microbatches" in set(simulate.pipeline_remedies(run)["remedy"])
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _ShownAnswer:
+class _ShownAnswer(Struct, frozen=True, kw_only=True):
     """The answer to the question, with what its charts need."""
 
     run: Run

@@ -5,13 +5,13 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from math import inf
 from operator import attrgetter
 from typing import Any, TypeAlias
 
 import numpy as np
 import pandas as pd
+from msgspec import Struct
 
 from overlaplab.events import Trace
 from overlaplab.evidence.executions import executions
@@ -38,8 +38,7 @@ _CARRIES = {"reduce_scatter": LOOP_GRADIENTS}
 Row: TypeAlias = dict[Hashable, Any]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Launched:
+class Launched(Struct, frozen=True, kw_only=True):
     """A launch, and when its collective had ended."""
 
     at_ns: int
@@ -52,13 +51,12 @@ class Launched:
     launch: Launch
 
 
-@dataclass(slots=True)
-class Blocked:
+class Blocked(Struct):
     """A range in which the main thread waited for collectives."""
 
     start_ns: int
     end_ns: int
-    keys: list[Hashable] = field(default_factory=list)
+    keys: list[Hashable] = []
     alone: bool = False
     """Whether it is known to be for its one collective alone, so that no others are looked for."""
 

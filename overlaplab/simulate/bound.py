@@ -7,13 +7,13 @@ step.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
 import pandas as pd
+from msgspec import Struct
 
 from overlaplab.events import Run, Trace, Window, step_windows
 from overlaplab.evidence.executions import executions
@@ -234,8 +234,7 @@ def _any_cap_ns(issued: Issued, done_by: Callable[[int], int], computed_ns: int,
     return max(end_ns - gradients.ready_ns[-1], 0) + computed_ns
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SendableGradients:
+class SendableGradients(Struct, frozen=True, kw_only=True):
     """The gradients of one rank's step, in order of arrival, as they could be sent in any buckets."""
 
     ready_ns: list[int]

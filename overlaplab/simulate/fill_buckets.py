@@ -6,10 +6,11 @@ docs/design/plays.md, What a remedy gains.
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from math import floor, log10
 from typing import Generic, TypeVar
+
+from msgspec import Struct
 
 MIB = 1 << 20
 CAP_MB = 25.0
@@ -41,8 +42,7 @@ def share_bytes(num_bytes: int, elements: Sequence[int]) -> list[int]:
     return [end - begin for begin, end in pairwise(ends)]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CapRange(Generic[Name]):
+class CapRange(Struct, Generic[Name], frozen=True, kw_only=True):
     """Caps that all give the same buckets."""
 
     cap_mb: float

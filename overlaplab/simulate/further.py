@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+from msgspec.structs import replace
 
 from overlaplab.simulate.player import End, Launch, Move, Program, Wait, find_launches
 from overlaplab.simulate.vector_player import Times, WideProgram, separate_columns, widen

@@ -6,10 +6,10 @@ From the engine's labels, and without them from torch's DistributedDataParallel 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from math import prod
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from overlaplab.events import (
@@ -40,8 +40,7 @@ _DDP_KINDS = ("all_reduce", "broadcast", "barrier", None)
 _WAITERS = ("bucket_done", "gather_wait", "scatter_done")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sent:
+class Sent(Struct, frozen=True, kw_only=True):
     """A collective, as the host range that launched it."""
 
     launch: Span
@@ -49,8 +48,7 @@ class Sent:
     bytes: int | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Issued:
+class Issued(Struct, frozen=True, kw_only=True):
     """What was issued in one step; each with its host time, in absolute ns."""
 
     sent: tuple[tuple[int, Sent], ...]

@@ -18,17 +18,16 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from heapq import heappop, heappush
 from itertools import pairwise
 from typing import TypeAlias
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 
-@dataclass(frozen=True, slots=True)
-class Work:
+class Work(Struct, frozen=True):
     """What the rank does without communication, idle time included."""
 
     ns: int
@@ -38,8 +37,7 @@ class Work:
     """The part in which the rank computed nothing, pauses included."""
 
 
-@dataclass(frozen=True, slots=True)
-class Launch:
+class Launch(Struct, frozen=True):
     """The launch of a collective, by a key that all its ranks share; it takes the rank no time."""
 
     key: Hashable
@@ -70,23 +68,20 @@ class Launch:
     """Whether it waits for those before it; gloo's threads carry several at once where no link is emulated."""
 
 
-@dataclass(frozen=True, slots=True)
-class Note:
+class Note(Struct, frozen=True):
     """That the program has come so far, for others to wait for; as an event that is recorded in a CUDA stream."""
 
     key: Hashable
 
 
-@dataclass(frozen=True, slots=True)
-class Wait:
+class Wait(Struct, frozen=True):
     """The rank goes on once the collective has ended, or another program has come to the note."""
 
     key: Hashable
     wake_ns: int = 0  # until its thread has woken up, where that was not so yet
 
 
-@dataclass(frozen=True, slots=True)
-class Mark:
+class Mark(Struct, frozen=True):
     """Something that an edit of the program goes by: a gradient that arrives, or a border, as of a pass, a unit's use
     (`use`, `last_use`), an update, a pipeline's action (`stage_…`) or what the host does between passes (`host`).
     """
@@ -95,8 +90,7 @@ class Mark:
     name: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class End:
+class End(Struct, frozen=True):
     """A step ends; the first one of a program is the start of its first step."""
 
 
@@ -108,8 +102,7 @@ class StuckError(ValueError):
     """Ranks wait for what cannot come: other ranks do not launch it, or not in the same order."""
 
 
-@dataclass(frozen=True, slots=True)
-class Played:
+class Played(Struct, frozen=True):
     """What came of programs; times in ns from the start of the first move."""
 
     ends_ns: tuple[tuple[int, ...], ...]

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
 from math import prod
 from typing import TypeAlias, cast
 
 import numpy as np
 import pandas as pd
+from msgspec import Struct
+from msgspec.structs import replace
 
 from overlaplab.events import Run, Trace, activity, missing_ranks, once_per_run, rule_of, step_windows
 from overlaplab.evidence.by_hand import hand_gradients
@@ -49,8 +50,7 @@ ComputeTimes: TypeAlias = tuple[tuple[list[int], list[int]], int]
 """When a rank begins to compute and ends, and how long a pause is at least."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Recorded:
+class Recorded(Struct, frozen=True, kw_only=True):
     """The programs of a run's recorded steps."""
 
     programs: tuple[tuple[Move, ...], ...]

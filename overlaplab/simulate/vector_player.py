@@ -6,12 +6,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from dataclasses import dataclass, replace
 from math import inf
 from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
+from msgspec.structs import replace
 
 from overlaplab.intervals import Intervals, union
 from overlaplab.simulate.player import End, Launch, Mark, Move, Program, StuckError, Wait, Work
@@ -22,8 +23,7 @@ Times: TypeAlias = npt.NDArray[np.int64]
 NO_WAIT = -1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class WideProgram:
+class WideProgram(Struct, frozen=True, kw_only=True, eq=False):
     """The moves that all ranks make, and how long a rank works before each; arrays are (moves, columns), in ns."""
 
     moves: tuple[Launch | Wait | End, ...]
@@ -47,8 +47,7 @@ class WideProgram:
         return self.work_ns[places], self.wake_ns[places]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class WidePlayed:
+class WidePlayed(Struct, frozen=True, kw_only=True, eq=False):
     """What came of a wide program; times in ns from the start of the first move."""
 
     ends_ns: Times
@@ -87,8 +86,7 @@ _Place: TypeAlias = tuple[int, float, float]
 an earlier launch than the wait before them; and its launch's number. Of a launch or step end: infinity, twice."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Slot:
+class _Slot(Struct, frozen=True):
     move: Launch | Wait | End
     work_ns: int
     wake_ns: int = 0

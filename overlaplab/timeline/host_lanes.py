@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
 
 import numpy as np
 import pandas as pd
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from overlaplab.events import Run, Trace, launchers, matching, rule_of, thread_numbers
@@ -33,8 +33,7 @@ class HostKind(StrEnum):
 _ORDER = tuple(HostKind)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HostLanes:
+class HostLanes(Struct, frozen=True, kw_only=True):
     """The threads of one trace's host; times in ns from the run's zero, by the first rank's clock."""
 
     labels: tuple[str, ...]

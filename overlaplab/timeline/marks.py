@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Literal, TypeAlias
 
 import numpy as np
 import pandas as pd
+from msgspec import Struct
 from numpy.typing import ArrayLike, NDArray
 
 from overlaplab.causes import Cause
@@ -78,8 +78,7 @@ def mark_of_collective(kind: str) -> MarkKind:
     return _OF_COLLECTIVE.get(kind, MarkKind.COMMUNICATION)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Timeline:
+class Timeline(Struct, frozen=True, kw_only=True):
     """A run's marks before any merging; times in ns from the run's zero, by the first rank's clock."""
 
     lanes: pd.DataFrame
@@ -97,7 +96,7 @@ class Timeline:
     """Rank, activity (absolute ns) and the run's zero by the rank's clock, for figures from the raw intervals."""
     offsets: tuple[tuple[int | None, int], ...] = ()
     """Ranks whose clocks were corrected, and by how much they were ahead of the first rank's, in ns (see `clocks`)."""
-    coordinates: Mapping[int, str] = field(default_factory=dict)
+    coordinates: Mapping[int, str] = {}
     """Where each rank is on a mesh of several axes: `dp 1, tp 0`."""
     hosts: tuple[int, ...] = ()
     """The places in `run.traces` of those whose `host_lanes` can be unfolded."""
@@ -112,8 +111,7 @@ class Timeline:
         return start, max(int(table["end_ns"].max()), start + 1)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Lane:
+class Lane(Struct, frozen=True, kw_only=True):
     label: str
     kind: LaneKind
     marks: pd.DataFrame

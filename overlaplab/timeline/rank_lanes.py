@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
+from msgspec import Struct
 from numpy.typing import NDArray
 from pandas.api.types import union_categoricals
 
@@ -30,8 +30,7 @@ _OF_HOOKS = ("gradient_ready", "bucket_ready", "backward")
 """Words of labels in or around a backward pass."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _CountedLane:
+class _CountedLane(Struct, frozen=True, kw_only=True):
     """The counted events of one stream or thread."""
 
     rows: NDArray[np.intp]

@@ -7,11 +7,11 @@ close to be distinguished. No event vanishes: each one that overlaps the window 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import pandas as pd
+from msgspec import Struct, field
 from pandas.api.types import union_categoricals
 
 from overlaplab.analyses.exposed import exposed_moments
@@ -30,8 +30,7 @@ MARK_LIMIT = 1500
 """The default number of marks in a view: a browser redraws them within a third of a second."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class View:
+class View(Struct, frozen=True, kw_only=True):
     """A window of a timeline, drawn with few marks; times in ns from the run's zero."""
 
     start_ns: int

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pandas as pd
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from overlaplab.evidence.arrays import take_values
@@ -17,8 +17,7 @@ from overlaplab.timeline.marks import MarkKind, Timeline, mark_names
 from overlaplab.vocabulary import label_fields
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WindowStatistics:
+class WindowStatistics(Struct, frozen=True, kw_only=True):
     """The window [start_ns, end_ns), in ns from the run's zero, in numbers."""
 
     start_ns: int

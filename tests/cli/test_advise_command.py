@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import os
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 import overlaplab
 from overlaplab import OverlaplabError, Run

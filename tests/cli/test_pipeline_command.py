@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pytest
 from made.pipeline import made_pipeline
+from msgspec.structs import replace
 
 import overlaplab
 from overlaplab import charts

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from heapq import heappop, heappush
 
 import pytest
+from msgspec.structs import replace
 
 from overlaplab.costs import collective_ns, transfer_ns
 from overlaplab.costs.link import tree_ns

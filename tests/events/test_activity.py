@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from made.traces import event, gloo, launched, op, run_of, step, write
+from msgspec.structs import replace
 
 from overlaplab import load_run
 from overlaplab.events import Sign, Trace, activity, device_sign, launchers, rule_of, step_windows

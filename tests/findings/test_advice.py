@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from made.step_rows import BOUND, MS, exposed_rows, summary_rows
+from msgspec.structs import replace
 from samples import sample_run, sample_tables
 
 import overlaplab

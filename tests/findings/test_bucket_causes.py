@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pandas as pd
 from made.diagnoses import diagnosis
+from msgspec.structs import replace
 from samples import sample_tables
 
 from overlaplab import analyses, findings

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pandas as pd
 from made.diagnoses import MS, diagnosis, share
+from msgspec.structs import replace
 
 from overlaplab import findings
 from overlaplab.causes import Cause

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from made.traces import op, run_of
+from msgspec.structs import replace
 from samples import sample_run
 
 from overlaplab.costs import attained_steps, link_attained

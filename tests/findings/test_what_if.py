@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pandas as pd
 import pytest
+from msgspec.structs import replace
 
 from overlaplab import findings
 from overlaplab.findings import what_if

@@ -99,7 +99,7 @@ def test_all_that_a_file_holds_is_packed(tmp_path: Path) -> None:
 def test_categories_keep_their_order_also_those_without_rows(tmp_path: Path) -> None:
     content = read_trace(write(tmp_path / "t.json", [op("b", 0, 1), op("a", 2, 3), op("c", 4, 5)]))
     part = type(content)(
-        **{field: getattr(content, field) for field in content.__slots__} | {"events": content.events.iloc[[2]]}
+        **{field: getattr(content, field) for field in content.__struct_fields__} | {"events": content.events.iloc[[2]]}
     )
     categories = unpack(pack(part)).events["name"].cat.categories
     assert categories.tolist() == content.events["name"].cat.categories.tolist()

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
 from made.runs import made_runs
+from msgspec.structs import replace
 from samples import sample_tables
 
 from overlaplab import analyses

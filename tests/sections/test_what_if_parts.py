@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from made.gloo import ddp_over_gloo
 from made.traces import run_of
+from msgspec.structs import replace
 from samples import sample_run
 
 import overlaplab

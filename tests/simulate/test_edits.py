@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from overlaplab_engine.strategies.gradients.buckets import assign as engine_assign
 
 from overlaplab.simulate.edits.collectives import (

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import shutil
-from dataclasses import replace
 from math import hypot
 from pathlib import Path
 
 import pytest
 from made.gloo import ddp_over_gloo
 from made.traces import op, run_of
+from msgspec.structs import replace
 from samples import sample_run, unlabelled, with_recorders_labels
 
 import overlaplab

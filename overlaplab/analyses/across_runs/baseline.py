@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -25,8 +24,7 @@ _VERSION = 2
 _COMMAND = "overlaplab baseline RUN… -o FILE"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Baseline:
+class Baseline(msgspec.Struct, frozen=True, kw_only=True):
     """Recordings of one setting, by their figures."""
 
     settings: dict[str, Any] | None

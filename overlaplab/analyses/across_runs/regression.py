@@ -9,8 +9,9 @@ from __future__ import annotations
 import operator
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from statistics import fmean
+
+from msgspec import Struct
 
 from overlaplab.analyses.scalars import HIDDEN, OF_CAUSE, SHARES, Scalars
 from overlaplab.analyses.summary import FIGURES
@@ -24,8 +25,7 @@ _UNKNOWN_CAUSE = "exposed.unknown"
 _SIGNS = {">": operator.gt, "<": operator.lt, ">=": operator.ge, "<=": operator.le}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Condition:
+class Condition(Struct, frozen=True, kw_only=True):
     """A figure changed by more (`>`, `>=`) or less (`<`, `<=`) than so many percent, or is more or less than a limit.
 
     The figure is one of `scalars`.
@@ -72,8 +72,7 @@ class Condition:
         return bool(_SIGNS[self.sign](number, self.limit))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Judged:
+class Judged(Struct, frozen=True, kw_only=True):
     """What became of a condition."""
 
     condition: Condition

@@ -33,7 +33,6 @@ That two tie does not say that they are equal: more recordings may tell them apa
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cache
 from math import comb
 from typing import TypeAlias
@@ -41,6 +40,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
+from msgspec import Struct
 
 from overlaplab.words import to_ms
 
@@ -119,8 +119,7 @@ def chance(faster: Medians, slower: Medians) -> float:
     return min(2 * as_extreme / comb(many + more, many), 1.0)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _SettingTimes:
+class _SettingTimes(Struct, frozen=True, kw_only=True):
     middle: float
     """The median step of all of them."""
     spread: float
@@ -180,8 +179,7 @@ def _orders(many: int, more: int) -> tuple[int, ...]:
     return tuple(counts)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Verified:
+class Verified(Struct, frozen=True, kw_only=True):
     """What recordings of two settings say of a predicted gain; times in ms, medians over the recordings' medians."""
 
     before_ms: float

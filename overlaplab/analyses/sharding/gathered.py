@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import pandas as pd
+from msgspec import Struct
 from numpy.typing import NDArray
 
 _STEP_COLUMNS = (
@@ -59,8 +58,7 @@ def gathered_bytes(table: pd.DataFrame) -> pd.DataFrame:
     return curves[list(_CURVE_COLUMNS)].astype("Int64").reset_index(drop=True)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HeldLimit:
+class HeldLimit(Struct, frozen=True, kw_only=True):
     """The most that may be held in full at once."""
 
     prefetch: int

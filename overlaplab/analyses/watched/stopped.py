@@ -9,9 +9,9 @@ it has enqueued nothing between two looks, and for longer than its longest steps
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import pandas as pd
+from msgspec import Struct
 
 from overlaplab.load.watched import FAILED, STALLED, CellKind, Watched, WatchedGroup, WatchedRank
 
@@ -27,8 +27,7 @@ MIN_STEPS_LONG = 3
 """A rank is stuck if no step has ended for this many times its longest step."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Look:
+class _Look(Struct, frozen=True, kw_only=True):
     """Where a rank is, by its steps and its last look."""
 
     rank: int

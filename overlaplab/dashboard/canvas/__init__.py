@@ -9,12 +9,12 @@ and `textContent` only.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import streamlit as st
+from msgspec import Struct
 
 from overlaplab.charts.theme import palette
 from overlaplab.dashboard.canvas.packing import Packed, pack, pack_host, part_colours
@@ -32,8 +32,7 @@ _SCRIPTS = ("events", "hosts", "painting", "words", "stretches", "timeline")
 """Streamlit takes one script: these are one module."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CanvasState:
+class CanvasState(Struct, frozen=True, kw_only=True):
     """What the reader sees and has chosen; times in ns from the run's zero."""
 
     window: tuple[int, int]

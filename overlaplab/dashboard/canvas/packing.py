@@ -21,11 +21,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 import pandas as pd
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from overlaplab.charts.lanes import host_colours, mark_colours
@@ -42,8 +43,7 @@ SLOTS = 800
 _TYPES = {"uint8": "u1", "uint16": "u2", "uint32": "u4", "int32": "i4", "float64": "f8"}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Packed:
+class Packed(Struct, frozen=True, kw_only=True):
     """A timeline's bytes, or a host's."""
 
     timeline: Timeline

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-
 import streamlit as st
+from msgspec import Struct
+from msgspec.structs import replace
 
 from overlaplab import findings
 from overlaplab.costs.plan import AskedPlan, Plan, RecordedPlan
@@ -27,8 +27,7 @@ _SEQ, _MICROBATCH = "Tokens in a sequence", "Sequences per microbatch"
 _MOST_GPUS = 10**5
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Recording:
+class _Recording(Struct, frozen=True, kw_only=True):
     """A run from which a step is predicted, and what for."""
 
     opened: Opened

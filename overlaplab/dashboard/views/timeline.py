@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 from typing import Any, cast
 
 import numpy as np
 import pandas as pd
 import streamlit as st
+from msgspec.structs import replace
 from streamlit.runtime.scriptrunner import get_script_run_ctx
 
 from overlaplab import findings

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import pandas as pd
 import streamlit as st
+from msgspec.structs import replace
 
 from overlaplab import findings
 from overlaplab.costs import Algorithm, parse_link

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import pandas as pd
+from msgspec import Struct
+from msgspec.structs import replace
 
 from overlaplab.causes import Cause
 from overlaplab.evidence.arrays import int_or_none
@@ -27,8 +28,7 @@ _LIMIT_WEIGHT = 0.5
 (docs/predictions.md)."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Advised:
+class Advised(Struct, frozen=True, kw_only=True):
     """An action in this run; times in ns, per step of a training (see `simulate.undisturbed.mean_step_ns`)."""
 
     action: Action

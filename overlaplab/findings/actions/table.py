@@ -5,10 +5,10 @@ To add one: a row here, and an edit in `simulate.programs.edits` that names it a
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
 
 import pandas as pd
+from msgspec import Struct
 
 from overlaplab.causes import Cause
 from overlaplab.evidence.purposes import BUFFERS
@@ -17,8 +17,7 @@ from overlaplab.findings.actions.words import Words
 from overlaplab.findings.thresholds import MAJORITY
 
 
-@dataclass(frozen=True, slots=True)
-class Action:
+class Action(Struct, frozen=True):
     """Something that can be done to make steps shorter."""
 
     name: str

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import pandas as pd
+from msgspec import Struct
 
 from overlaplab.causes import OVERHEAD, OVERHEAD_CLAUSE, Cause
 from overlaplab.evidence.purposes import ACTIVATIONS_PREFIX, ALL_RANKS_ACTIVATIONS, LOOP_GRADIENTS
@@ -16,8 +16,7 @@ from overlaplab.vocabulary import DATA_LOADING
 from overlaplab.words import cap_digits, count, rank_word, shorten
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
+class Case(Struct, frozen=True, kw_only=True):
     """What an action's words depend on."""
 
     loop: Loop

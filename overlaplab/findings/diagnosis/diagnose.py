@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import pandas as pd
+from msgspec import Struct
 
 from overlaplab.analyses.worst import outlier_steps, rows_of, without_steps
 from overlaplab.causes import Cause
@@ -45,8 +45,7 @@ from overlaplab.findings.windows import window_word
 from overlaplab.words import capitalise, ms, numbers_named, percent
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Diagnosis:
+class Diagnosis(Struct, frozen=True, kw_only=True):
     """What is said of one rank's step."""
 
     rank: int | None

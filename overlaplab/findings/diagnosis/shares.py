@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import pandas as pd
+from msgspec import Struct
 
 from overlaplab.causes import Cause
 from overlaplab.evidence.arrays import int_or_none
@@ -28,8 +28,7 @@ from overlaplab.findings.loops import Loop
 from overlaplab.findings.thresholds import LITTLE_GAIN, MAJORITY
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CauseShare:
+class CauseShare(Struct, frozen=True, kw_only=True):
     """The exposed time of one cause in a rank's step; of waits for late ranks, that of one late rank.
 
     Compute gaps between any two operators are apart from the others.

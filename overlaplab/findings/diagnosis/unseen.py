@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 
 import pandas as pd
+from msgspec import Struct
 
 from overlaplab.analyses import collectives
 from overlaplab.events import Run, extent, host_steps, missing_ranks, once_per_run, only_ends_recorded
@@ -16,8 +16,7 @@ from overlaplab.findings.thresholds import MAJORITY
 from overlaplab.words import count, ms, shorten
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Unseen:
+class Unseen(Struct, frozen=True, kw_only=True):
     """What no trace shows; by default only what other ranks' traces would show."""
 
     only_ends: bool = False
@@ -28,7 +27,7 @@ class Unseen:
     """How many ranks took part of which no trace is here."""
     models_unlabelled: bool = False
     """Whether a Recorder labels one of several models."""
-    late_starts: Mapping[int | None, int] = field(default_factory=dict)
+    late_starts: Mapping[int | None, int] = {}
     """In recordings of one step, the ranks whose recording began later than the first rank's, and by how many ns."""
 
 

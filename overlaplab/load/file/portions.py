@@ -17,8 +17,9 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from typing import TypeVar
+
+from msgspec import Struct
 
 from overlaplab.load.file.gathered import Gathered
 from overlaplab.load.file.slices import Portion, Slices
@@ -32,8 +33,7 @@ _PORTIONS_PER_WORKER = 2
 _WATCH_S = 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class Decoders:
+class Decoders(Struct, frozen=True):
     """The processes that decode portions of a file."""
 
     executor: Executor

@@ -11,7 +11,6 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import chain, islice
 
 import msgspec
@@ -41,8 +40,7 @@ class NoTraceError(Exception):
     """The file is not a trace; the text says why."""
 
 
-@dataclass(frozen=True, slots=True)
-class Portion:
+class Portion(msgspec.Struct, frozen=True):
     """Consecutive chunks that can be decoded apart from the others, if the last whole event in them ends as assumed."""
 
     before: bytes
@@ -57,8 +55,7 @@ class Portion:
         return len(self.before) + sum(map(len, self.chunks)) - len(self.after)
 
 
-@dataclass(frozen=True, slots=True)
-class _Slice:
+class _Slice(msgspec.Struct, frozen=True):
     events: list[FileEvent]
     us: NDArray[np.float64] | None
     remainder: bytes

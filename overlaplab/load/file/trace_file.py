@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
 import pandas as pd
+from msgspec import Struct
 
 from overlaplab.errors import OverlaplabError
 from overlaplab.events import Group
@@ -36,8 +36,7 @@ class NotATraceError(OverlaplabError):
     reason = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TraceFile:
+class TraceFile(Struct, frozen=True, kw_only=True):
     """The content of one file: its events, and the description of its process."""
 
     events: pd.DataFrame

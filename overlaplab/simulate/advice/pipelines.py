@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from statistics import fmean
 
 import numpy as np
 import pandas as pd
+from msgspec.structs import replace
 
 from overlaplab.costs.pipeline import held_counts, order
 from overlaplab.errors import OverlaplabError

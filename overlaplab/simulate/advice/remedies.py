@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from itertools import chain
 from math import hypot
 from typing import Any
@@ -22,6 +21,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
+from msgspec import Struct
 
 from overlaplab.costs.memory import joined_units_bytes, prefetched_bytes, whole_gradients_bytes, whole_parameters_bytes
 from overlaplab.errors import OverlaplabError
@@ -83,8 +83,7 @@ _MAX_STRETCHES_WITH_SETTINGS = 4_000
 Times = npt.NDArray[np.int64]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlayedRemedy:
+class PlayedRemedy(Struct, frozen=True, kw_only=True):
     """A remedy of a run, played."""
 
     name: str

@@ -6,12 +6,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from math import hypot
 from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from overlaplab.analyses.delays import without_busy_steps
 from overlaplab.analyses.summary import summary
@@ -51,8 +51,7 @@ _MAX_STRETCHES = 20_000
 kernels slow each other down. To play more would also read the traces of all ranks again."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SettingPlayed:
+class SettingPlayed(Struct, frozen=True, kw_only=True):
     """What a setting would have given."""
 
     option: Literal["cap", "prefetch", "larger_units"]

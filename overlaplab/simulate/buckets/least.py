@@ -6,10 +6,10 @@ Best found and least: docs/design/plays.md.
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from overlaplab.simulate.buckets.cutting import best_cutting, best_cuttings, transfer_table
 from overlaplab.simulate.player import End, Launch, Mark, Move, Played, Program, StuckError, Wait, Work, play
@@ -18,8 +18,7 @@ from overlaplab.simulate.programs.buckets import Buckets, Recutting
 Times = npt.NDArray[np.int64]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BackwardPass:
+class BackwardPass(Struct, frozen=True, kw_only=True):
     """A backward pass that sends gradients, played without buckets; times in ns since the run's beginning."""
 
     step: int
@@ -32,8 +31,7 @@ class BackwardPass:
     """When each rank goes on at the earliest, whatever the buckets."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Least:
+class Least(Struct, frozen=True, kw_only=True):
     """A run's steps at their least."""
 
     cut: Recutting

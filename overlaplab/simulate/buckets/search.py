@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
+from msgspec.structs import replace
 
 from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run, once_per_run
@@ -40,8 +41,7 @@ _MAX_MOVES = 3_000_000
 """So many moves are played in about 3 s. Where all caps need more, only those are played whose steps could be least."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BucketsPlayed:
+class BucketsPlayed(Struct, frozen=True, kw_only=True):
     """What buckets would have given."""
 
     caps_mb: tuple[float, ...]
@@ -53,8 +53,7 @@ class BucketsPlayed:
     """The mean over ranks of the steps that nothing disturbed."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Candidate:
+class Candidate(Struct, frozen=True, kw_only=True):
     """Buckets that can be tried."""
 
     caps_mb: tuple[float, ...]

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
-from dataclasses import replace
 from itertools import chain, groupby
+
+from msgspec.structs import replace
 
 from overlaplab.costs.link import MESSAGE
 from overlaplab.evidence.purposes import BUFFERS

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import replace
 from statistics import median
 
 import numpy as np
 import numpy.typing as npt
+from msgspec.structs import replace
 
 from overlaplab.simulate.player import End, Launch, Mark, Move, Program, Wait, Work, change_duration
 

@@ -6,8 +6,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
-from dataclasses import replace
 from itertools import chain
+
+from msgspec.structs import replace
 
 from overlaplab.evidence.purposes import BUFFERS, LOOP_GRADIENTS, Role
 from overlaplab.simulate.edits.collectives import Takes, drop_launches, without_launches

@@ -8,9 +8,10 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
 from math import inf
 from statistics import median_low
+
+from msgspec import Struct
 
 from overlaplab.analyses.transfer_lines import Fitted, fitted_lines
 from overlaplab.events import Run, Trace, launchers, main_stream, matching, once_per_run
@@ -28,8 +29,7 @@ _CLOCK_TOLERANCE_NS = 2_000
 """An event that begins so much before a bucket ends may have waited for it: clocks agree to within this."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceEdits:
+class DeviceEdits(Struct, frozen=True, kw_only=True):
     """What all ranks do otherwise with other buckets or another prefetch depth."""
 
     edits: tuple[RankEdit, ...]

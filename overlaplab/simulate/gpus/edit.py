@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, TypeAlias
+
+from msgspec import Struct
 
 from overlaplab.evidence.dependencies import DeviceEvent
 from overlaplab.evidence.recorded import UNKNOWN_NS
@@ -22,8 +23,7 @@ class EventKey(NamedTuple):
     place: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AddedLaunch:
+class AddedLaunch(Struct, frozen=True, kw_only=True):
     """A collective that a rank's host launches though none was recorded; times in absolute host ns."""
 
     launch: Launch
@@ -36,8 +36,7 @@ class AddedLaunch:
     """How long launching it takes the host."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Moved:
+class Moved(Struct, frozen=True, kw_only=True):
     """A range of the host's recorded time that it comes to at another time, with all that it launches there."""
 
     start_ns: int
@@ -45,19 +44,18 @@ class Moved:
     at_ns: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankEdit:
+class RankEdit(Struct, frozen=True, kw_only=True):
     """What a rank does in another way than was recorded, by places of `device_events`; those of `sent` follow."""
 
     sent: Sequence[AddedLaunch] = ()
-    gone: Mapping[int, int] = field(default_factory=dict)
+    gone: Mapping[int, int] = {}
     """Collectives that are not launched; whoever waited for one waits for that at the place given."""
     spared: Sequence[tuple[int, int]] = ()
     """What the host is spared, as ranges of its recorded time."""
     moved: Sequence[Moved] = ()
-    waits: Mapping[int, Sequence[int]] = field(default_factory=dict)
+    waits: Mapping[int, Sequence[int]] = {}
     """What an event waits for, besides what is known by the times."""
-    late_ns: Mapping[Held, int] = field(default_factory=dict)
+    late_ns: Mapping[Held, int] = {}
     """How long after what it waited for last a collective of `sent` begins."""
     freed: frozenset[int] = frozenset()
     """Events that no longer wait for another stream's, but for what `waits` tells."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Sequence
-from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 from math import prod
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from overlaplab.events import Run, Trace, once_per_run
 from overlaplab.evidence.arrays import Fields
@@ -25,8 +26,7 @@ _PADDING = 1024
 """A bucket of the engine holds fewer bytes than this beside its gradients: a flag for each of them, and padding."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BucketedPass:
+class BucketedPass(Struct, frozen=True, kw_only=True):
     """A backward pass of one rank, all of whose gradients are known."""
 
     backward: DDPBackward

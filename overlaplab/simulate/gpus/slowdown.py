@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from overlaplab.analyses.slowdown import slowdowns
 from overlaplab.events import Run, Trace, WorkKind, classify, once_per_run
@@ -44,8 +46,7 @@ def with_slowdowns(run: Run, edited: DevicePrograms) -> DevicePrograms:
     return edited
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Kernel:
+class _Kernel(Struct, frozen=True, kw_only=True):
     """A kernel that communication slows down."""
 
     factor: float

@@ -9,10 +9,12 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from itertools import accumulate, chain, pairwise
 from statistics import median_low
 from typing import NamedTuple, TypeAlias
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from overlaplab.events import Run, Trace, launchers, once_per_run, rule_of, step_windows
 from overlaplab.evidence.clocks import corrections
@@ -28,14 +30,13 @@ from overlaplab.simulate.player import End, Launch, Mark, Move, Note, Program, W
 from overlaplab.vocabulary import Rule
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DevicePrograms:
+class DevicePrograms(Struct, frozen=True, kw_only=True):
     """The programs of all ranks' hosts and streams."""
 
     programs: tuple[Program, ...]
     steps: tuple[int, ...]
     """The place of each rank's last program, whose `End` moves are the borders of the recorded steps."""
-    members: Mapping[Hashable, int] = field(default_factory=dict)
+    members: Mapping[Hashable, int] = {}
     """How many ranks each collective that is played together has."""
 
     @property

@@ -7,10 +7,12 @@ host takes between them in a recorded step.
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Sequence
-from dataclasses import dataclass, replace
 from functools import lru_cache
 from statistics import fmean
 from typing import NamedTuple
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from overlaplab.costs.pipeline import ACTS, FORWARD, PER_RANK, SENDS, StageAction, Turn, order, ranks_of_stages, turns
 from overlaplab.simulate.pipelines.shape import UPDATE, Host, Shape
@@ -86,8 +88,7 @@ def _with_host_times(moves: Iterator[Move], host: Host, before_ns: int) -> Itera
     yield from waits
 
 
-@dataclass(frozen=True, slots=True)
-class _StepOfRank:
+class _StepOfRank(Struct, frozen=True):
     """A step of one rank, whose moves are made."""
 
     shape: Shape

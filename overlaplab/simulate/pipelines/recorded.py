@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from statistics import fmean
 
 import numpy as np
 import pandas as pd
+from msgspec import Struct
+from msgspec.structs import replace
 
 from overlaplab.analyses.systems.pipeline import pipeline
 from overlaplab.costs.pipeline import BACKWARD, FORWARD, INPUT, WEIGHT
@@ -84,8 +85,7 @@ def _hop_ns(hops: pd.DataFrame) -> int:
     return round(float((end - ready).mean()))
 
 
-@dataclass(frozen=True, slots=True)
-class _RankStep:
+class _RankStep(Struct, frozen=True):
     took_ns: dict[int, dict[str, int]]
     """What the actions and updates of each of its stages take."""
     idle_ns: dict[int, dict[str, int]]

@@ -6,9 +6,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import TypeAlias
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from overlaplab.costs.link import message_ns
 from overlaplab.costs.pipeline import BACKWARD, FORWARD, INPUT, PER_RANK, WEIGHT, ranks_of_stages
@@ -24,8 +26,7 @@ _Times: TypeAlias = Mapping[str, int]
 """By kind of action, in ns."""
 
 
-@dataclass(frozen=True, slots=True)
-class Host:
+class Host(Struct, frozen=True):
     """What a rank's host takes between two actions, each from what was before: an action or a post."""
 
     post_ns: int = 0
@@ -36,8 +37,7 @@ class Host:
     """Until either, where it was blocked before: from the end of the message that it waited for."""
 
 
-@dataclass(frozen=True, slots=True)
-class Labelled:
+class Labelled(Struct, frozen=True):
     """The mean times of a rank's layers by kind of action, updates included, as labels tell them."""
 
     layer_ns: Mapping[str, int]
@@ -46,8 +46,7 @@ class Labelled:
     """What an action takes outside its units: the host's time before the first unit and after the last."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
+class Shape(Struct, frozen=True, kw_only=True):
     """What is played: a step of a pipeline."""
 
     schedule: str

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
 import numpy as np
 import pandas as pd
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from overlaplab.costs import Algorithm
@@ -29,8 +28,7 @@ _MAX_STRETCHES = 10_000
 """A rank's pauses that are shorter than its step divided by this are drawn as work."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
+class Question(Struct, frozen=True, kw_only=True):
     """A setting, and how collectives and further ranks are modelled."""
 
     setting: Setting
@@ -39,8 +37,7 @@ class Question:
     """What ranks do that were not recorded: see `draw_ranks`."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class Answer(Struct, frozen=True, kw_only=True):
     """A setting that was played."""
 
     spans_ns: NDArray[np.int64]
@@ -67,8 +64,7 @@ def interval(run: Run, played: Answer, caps: pd.DataFrame | None = None) -> Inte
     return prediction_interval(run, played.mean_ns, played.replayed_ns, caps, played.extrapolated, played.transfers_ns)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SettingPrediction(ABC):
+class SettingPrediction(Struct, frozen=True, kw_only=True):
     """A recorded run and a setting of it, both played; steps in ns, of shape (ranks, steps)."""
 
     run: Run
@@ -85,9 +81,9 @@ class SettingPrediction(ABC):
     played: Played
     """The predicted programs."""
 
-    @abstractmethod
     def lanes(self, rank: int, step: int) -> pd.DataFrame:
         """What a rank and the link did in a step, by its place: see `lane_table`."""
+        raise NotImplementedError
 
     @property
     def mean_ns(self) -> float:

@@ -6,8 +6,9 @@ Its hops follow each other and take equal parts of its time (overlaplab_engine/c
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from urllib.parse import quote
+
+from msgspec import Struct
 
 from overlaplab.costs import hop_count, message_ns
 from overlaplab.manifest import Link
@@ -16,8 +17,7 @@ from overlaplab.simulate.predictions.trace_event import BY_HAND, INSTANT_NS, LAN
 from overlaplab.vocabulary import label_text
 
 
-@dataclass(frozen=True, slots=True)
-class Hop:
+class Hop(Struct, frozen=True):
     """What a rank sends and receives at once; chunks are numbered by their places in the tensor."""
 
     number: int

@@ -7,10 +7,9 @@ if.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pandas as pd
+from msgspec.structs import replace
 
 from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run, is_on_gpus, once_per_run
@@ -166,7 +165,7 @@ def setting_program(run: Run, setting: Setting) -> WideProgram:
         raise refusal(run, str(error)) from None
 
 
-class RankPrediction(SettingPrediction):
+class RankPrediction(SettingPrediction, frozen=True, kw_only=True):
     """A setting of a run on CPUs, each rank played by itself."""
 
     def lanes(self, rank: int, step: int) -> pd.DataFrame:

@@ -7,12 +7,12 @@ the others', and the link's.
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from itertools import chain, pairwise
 from math import inf
 
 import numpy as np
 import pandas as pd
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from overlaplab.costs import transfer_ns
@@ -51,8 +51,7 @@ _LAUNCHES = 3
 """The thread of launches; those of other streams follow it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DevicePrediction(SettingPrediction):
+class DevicePrediction(SettingPrediction, frozen=True, kw_only=True):
     """A setting of a run on GPUs, played."""
 
     changed: DevicePrograms

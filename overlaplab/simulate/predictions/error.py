@@ -6,11 +6,12 @@ docs/design/plays.md, A prediction's error.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from math import hypot, log2, pi, sqrt
 from statistics import NormalDist, fmean, stdev
 
 import pandas as pd
+from msgspec import Struct
+from msgspec.structs import replace
 
 from overlaplab.analyses.across_runs.settings import same_but_cap
 from overlaplab.costs import students_t
@@ -35,8 +36,7 @@ _PRIOR_DEGREES = 4
 _Z = NormalDist().inv_cdf(0.975)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Interval:
+class Interval(Struct, frozen=True, kw_only=True):
     """Half of a 95 % interval of the mean step, in ns, in its parts."""
 
     steps_ns: int

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from urllib.parse import quote
+
+from msgspec import Struct, field
 
 from overlaplab.dtypes import DTYPE_BYTES
 from overlaplab.manifest import Manifest
@@ -68,8 +69,7 @@ def _groups(programs: Sequence[Program]) -> dict[Hashable, str]:
     return names | {key: "0" if ranks == everybody else "-".join(map(str, ranks)) for key, ranks in members.items()}
 
 
-@dataclass(slots=True)
-class _RankEvents:
+class _RankEvents(Struct):
     """One rank's moves, and what is under way as its events are made of them in turn."""
 
     program: Program
@@ -80,26 +80,26 @@ class _RankEvents:
     groups: Mapping[Hashable, str]
     taken_ns: int
     by_hand: HopEvents
-    open: dict[str, tuple[int, str]] = field(default_factory=dict)
+    open: dict[str, tuple[int, str]] = {}
     """When passes and updates began, and their names."""
     computed_ns: int = 0
     """When a backward pass that is still under way had computed all gradients; 0 where that is not told apart."""
     unit: str = ""
-    launched: dict[Hashable, tuple[Launch, int, int]] = field(default_factory=dict)
+    launched: dict[Hashable, tuple[Launch, int, int]] = {}
     """Each launch, when it was, and its number within its group."""
-    named: dict[Hashable, dict[str, str]] = field(default_factory=dict)
+    named: dict[Hashable, dict[str, str]] = {}
     """The fields that the labels of a launch, of its wait and of its end share."""
-    numbers: dict[str, int] = field(default_factory=dict)
+    numbers: dict[str, int] = {}
     """How many each group has launched."""
     flying: Counter[tuple[str, str | None]] = field(default_factory=Counter)
     """How many were launched and not waited for, by role and name: of a server's bucket several messages."""
-    waiting: list[tuple[Launch, int, int]] = field(default_factory=list)
+    waiting: list[tuple[Launch, int, int]] = []
     """What is waited for in a row, with when each wait began and was over."""
-    arrived: dict[str, int] = field(default_factory=dict)
+    arrived: dict[str, int] = {}
     """When each gradient arrived whose bucket is not launched yet."""
-    gathered: dict[str, int] = field(default_factory=dict)
+    gathered: dict[str, int] = {}
     """The bytes of each unit."""
-    used: dict[str, tuple[int, str]] = field(default_factory=dict)
+    used: dict[str, tuple[int, str]] = {}
     """When each unit's last use was over, and its name, until a use shows that it was held, or a gather that it was
     freed."""
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import pandas as pd
+from msgspec import Struct
 
 from overlaplab.costs.batch import Batch
 from overlaplab.events import Run
@@ -20,8 +19,7 @@ _MAX_RANKS = 100_000
 """More do not fit into memory at once."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlannedStep:
+class PlannedStep(Struct, frozen=True, kw_only=True):
     run: Run
     """The recording."""
     step_ns: int

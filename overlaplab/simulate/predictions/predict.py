@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
+from msgspec import Struct, to_builtins
+from msgspec.structs import asdict, replace
 
 from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run, is_on_gpus, step_windows
@@ -40,8 +41,7 @@ _OF_A_RECORDING = frozenset(
 """What run.json says of a recording, and of nothing else."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Prediction:
+class Prediction(Struct, frozen=True, kw_only=True):
     """What `predict` found."""
 
     manifest: dict[str, Any]
@@ -150,7 +150,7 @@ def _manifest(run: Run, setting: Setting, program: Program) -> dict[str, Any]:
     raw |= {key: value for key, value in run.manifest.raw.items() if key not in _OF_A_RECORDING}
     if is_pipelined(run, setting) and (recorded_pipeline := find_plan(run)) is not None:
         link = setting.link or run.manifest.link
-        raw["pipeline"] = asdict(changed_pipeline(run, recorded_pipeline, setting))
+        raw["pipeline"] = to_builtins(changed_pipeline(run, recorded_pipeline, setting))
         return raw | {"link": asdict(link) if link else None}
     if not run.manifest.axes.is_one_axis or run.manifest.strategy is None:  # nothing but link and caps is predicted
         return raw | _asked_caps(setting) | ({"link": asdict(setting.link)} if setting.link else {})

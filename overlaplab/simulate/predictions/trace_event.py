@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 COMPUTES, LINK, BY_HAND = 1, 2, 3
 """The thread that computes, launches and waits, the link's own, and the one that makes hops by hand."""
@@ -11,8 +11,7 @@ LANES = 1 << 16
 INSTANT_NS = 1
 
 
-@dataclass(frozen=True, slots=True)
-class Event:
+class Event(Struct, frozen=True):
     """A range of one thread, by times of the player."""
 
     thread: int

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
 
 import pandas as pd
+from msgspec.structs import replace
 
 from overlaplab.costs.memory import formula
 from overlaplab.errors import OverlaplabError

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
 from math import inf
 from typing import TypeAlias
+
+from msgspec.structs import replace
 
 from overlaplab.events import Run, rule_of
 from overlaplab.evidence.passes import bucket_labels

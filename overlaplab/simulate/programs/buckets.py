@@ -7,7 +7,6 @@ edits that ask for them.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
 from math import inf
@@ -15,6 +14,8 @@ from statistics import fmean
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
+from msgspec.structs import replace
 
 from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run, missing_ranks, once_per_run
@@ -39,8 +40,7 @@ Buckets = Sequence[Sequence[str]]
 """The gradients of each bucket by their names, in order of launch."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Recutting:
+class Recutting(Struct, frozen=True, kw_only=True):
     """A recorded run whose gradients can be sent in other buckets."""
 
     recorded: Recorded

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeAlias
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from overlaplab.analyses.late_rank import late_steps, latest_rank
 from overlaplab.events import Run, missing_ranks
@@ -37,8 +39,7 @@ _Apply: TypeAlias = Callable[[Run, Programs, str | None, Link | None], Programs 
 """The programs with an edit of this value behind this link; None where it changes nothing."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Edit:
+class Edit(Struct, frozen=True, kw_only=True):
     """An edit of all ranks' programs."""
 
     value: str = ""

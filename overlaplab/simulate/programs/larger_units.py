@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import replace
 from functools import partial
+
+from msgspec.structs import replace
 
 from overlaplab.events import Run, missing_ranks
 from overlaplab.evidence.fsdp2 import fsdp2_ranges

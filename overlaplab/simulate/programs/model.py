@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from math import prod
+
+from msgspec import Struct
 
 from overlaplab.costs.memory import element_bytes
 from overlaplab.manifest import Manifest, Parameter
 from overlaplab.vocabulary import layer_number
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RecordedModel:
+class RecordedModel(Struct, frozen=True, kw_only=True):
     """The model of a recorded run."""
 
     manifest: Manifest

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from itertools import pairwise, takewhile
+
+from msgspec.structs import replace
 
 from overlaplab.simulate.player import Launch, Mark, Move, Program, find_launches
 from overlaplab.simulate.recorded import Recorded

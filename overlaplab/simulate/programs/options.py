@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import inf
 from typing import Any
+
+from msgspec import Struct
 
 from overlaplab.events import Run
 from overlaplab.manifest import Manifest, strategy_traits
@@ -18,8 +19,7 @@ DDP_FIRST_MB = 1.0
 """The first bucket of torch's DDP where no cap is given (torch.distributed._DEFAULT_FIRST_BUCKET_BYTES)."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
+class Options(Struct, frozen=True, kw_only=True):
     """A strategy and its options; those that it does not have are at their defaults."""
 
     strategy: str

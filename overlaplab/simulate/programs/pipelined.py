@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from msgspec.structs import asdict, replace
 
 from overlaplab.costs.pipeline import PER_RANK, ranks_of_stages
 from overlaplab.events import Run, step_windows
@@ -130,10 +130,9 @@ def _require_microbatches(run: Run, schedule: str, microbatches: int, ranks: int
 
 
 def _require(run: Run, manifest: Manifest, setting: Setting) -> None:
-    for field in fields(setting):
-        value = getattr(setting, field.name)
-        if field.name not in _TAKES and value != field.default:
-            raise refusal(run, f"of a pipeline schedule, microbatches, stages and link are predicted, not {field.name}")
+    for name, unchanged in asdict(Setting()).items():
+        if name not in _TAKES and getattr(setting, name) != unchanged:
+            raise refusal(run, f"of a pipeline schedule, microbatches, stages and link are predicted, not {name}")
     if set(manifest.axes.axes) > {"pp", "dp", "tp"} or manifest.axes.axes["tp"] > 1:
         raise refusal(run, f"pipelines on such a mesh are not predicted: {manifest.axes}")
     if setting.schedule is not None and setting.schedule not in PLAYED_SCHEDULES:

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, field
 from statistics import fmean, median_low
+
+from msgspec import Struct
 
 from overlaplab.simulate.displaced import Displaced, without_displaced
 from overlaplab.simulate.player import (
@@ -25,24 +26,22 @@ from overlaplab.simulate.player import (
 )
 
 
-@dataclass(slots=True, kw_only=True)
-class StepProfile:
+class StepProfile(Struct, kw_only=True):
     """One rank's step; works and marks alone."""
 
-    lead: list[Move] = field(default_factory=list)
+    lead: list[Move] = []
     """Before the first microbatch."""
-    passes: list[list[Move]] = field(default_factory=list)
+    passes: list[list[Move]] = []
     """Each microbatch from its forward pass on; all gradients are marked `gradient`, all ends `backward_end`."""
-    updates_ns: dict[str, int] = field(default_factory=dict)
+    updates_ns: dict[str, int] = {}
     """What the optimizer takes for each whole unit; for "" where its updates were not recorded one by one."""
     overhead_ns: int = 0
     """The optimizer beside the updates."""
-    after_optimizer: list[Move] = field(default_factory=list)
+    after_optimizer: list[Move] = []
     """After the optimizer."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Profile:
+class Profile(Struct, frozen=True, kw_only=True):
     """What a recording tells of computation alone, and what communication costs the host; times in ns."""
 
     ranks: tuple[tuple[StepProfile, ...], ...]

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import replace
 from statistics import median
 from typing import Protocol
+
+from msgspec.structs import replace
 
 from overlaplab.costs import Algorithm, collective_ns, hop_count, transfer_ns
 from overlaplab.costs.link import MESSAGE, ROUNDS

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from overlaplab.simulate.displaced import without_displaced
 from overlaplab.simulate.edits.collectives import without_launches

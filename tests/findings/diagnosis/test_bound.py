@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pandas as pd
 import pytest
 from made.diagnoses import diagnosis, share
+from msgspec.structs import replace
 
 from overlaplab.causes import Cause
 from overlaplab.findings import how_short

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
@@ -12,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from made.traces import event, gloo, op, run_of, step
+from msgspec.structs import replace
 from samples import sample_run, sample_tables
 
 import overlaplab

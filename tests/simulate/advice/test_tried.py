@@ -4,12 +4,12 @@ recordings of zero1, and prefetch depths.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from made.traces import op, run_of, step
+from msgspec.structs import replace
 from samples import sample_run
 from situations import LINK, SLEEP, record
 

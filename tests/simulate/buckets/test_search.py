@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
 import pytest
 from cuttings import cuttings
+from msgspec.structs import replace
 from samples import TRACES, sample_run
 
 import overlaplab

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from functools import cache
 from itertools import count, cycle
 from pathlib import Path
@@ -15,6 +14,7 @@ import pytest
 from made.ddp import ELEMENTS, ddp_ranks, transfer_us
 from made.gpu import Event
 from made.traces import run_of
+from msgspec.structs import replace
 
 from overlaplab import OverlaplabError, Run, collectives, load_run, summary
 from overlaplab.analyses import slowdowns

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from made.ddp import ddp_ranks
 from made.fsdp import fsdp
 from made.hosts import loop
 from made.traces import event, launched, run_of, step
+from msgspec.structs import replace
 
 import overlaplab
 from overlaplab import OverlaplabError, Run

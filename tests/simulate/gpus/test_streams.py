@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from made import gpu as made_gpu
 from made.traces import event, launched, op, run_of, step
+from msgspec.structs import replace
 
 import overlaplab
 from overlaplab import OverlaplabError, load_run, summary

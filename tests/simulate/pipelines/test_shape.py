@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from made.pipeline import made_pipeline
+from msgspec.structs import replace
 
 import overlaplab
 from overlaplab.costs.pipeline import PER_RANK, bubble, order, starts

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from itertools import combinations
 from math import hypot, pi, sqrt
 from pathlib import Path
 from statistics import NormalDist, fmean, stdev
 
 import pytest
+from msgspec.structs import replace
 from samples import sample_run
 
 from overlaplab.events import Run

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from gc import collect
 from pathlib import Path
 from statistics import fmean, median_low
 from weakref import ref
 
 import pytest
+from msgspec.structs import replace
 from samples import sample_run
 
 import overlaplab

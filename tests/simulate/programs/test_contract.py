@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import fields
 from pathlib import Path
 
 import pytest
+from msgspec.structs import asdict
 from ranks.warm_ranks import run_warm
 
 import overlaplab
@@ -75,8 +75,7 @@ FURTHER = {
 
 
 def told(setting: Setting) -> str:
-    values = {field.name: getattr(setting, field.name) for field in fields(setting)}
-    return " ".join(f"{name}={value}" for name, value in values.items() if value not in (None, True))
+    return " ".join(f"{name}={value}" for name, value in asdict(setting).items() if value not in (None, True))
 
 
 def record(settings: dict[Path, Setting], *more: str) -> dict[Setting, overlaplab.Run]:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 from urllib.parse import unquote
 
 import pytest
+from msgspec.structs import replace
 from ranks.warm_ranks import run_warm
 from samples import sample_run
 

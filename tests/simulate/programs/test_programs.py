@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import pytest
 import torch.distributed as dist
 from made.gpu import bucketed as on_a_gpu
 from made.traces import run_of
+from msgspec.structs import replace
 from samples import TRACES, sample_run, unlabelled, with_recorders_labels
 
 import overlaplab
