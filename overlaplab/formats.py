@@ -25,7 +25,7 @@ def text(value: Any, unit: str, digits: int = 0, *, grouped: bool = False) -> st
         return UNKNOWN
     commas = "," if grouped else ""
     if unit == "count":
-        return f"{value:{commas}{'g' if isinstance(value, float) else ''}}"
+        return f"{value:{commas}{'.12g' if isinstance(value, float) else ''}}"
     return str(value) if unit == "text" else f"{_number(value, unit):z{commas}.{digits}f}"
 
 

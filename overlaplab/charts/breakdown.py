@@ -8,7 +8,7 @@ import pandas as pd
 from overlaplab.charts.parts import bars, fills_drawn, row_axis, tooltip, words
 from overlaplab.charts.theme import colours, finish, palette
 from overlaplab.findings.first_screen import ranks_left_out, summary_scope, summary_title
-from overlaplab.findings.windows import window_time
+from overlaplab.findings.windows import table_time
 from overlaplab.words import count, rank_word, to_ms
 
 PARTS = {
@@ -39,7 +39,7 @@ def summary(
     ranks = list(dict.fromkeys(long["rank"]))
     y = row_axis("rank", ranks, "rank")
     drawn = dict(fills_drawn(zip(PARTS.values(), of_parts, strict=True), long["part"]))
-    share_title = f"% of the {window_time(table['step'].max())}"
+    share_title = f"% of the {table_time(table)}"
     axis = alt.Axis(title=share_title, values=list(range(0, 101, 10)))
     x = alt.X("begin:Q", scale=alt.Scale(domain=[0, 100]), axis=axis)
     lines = tooltip({"rank": "", "part": "what", "ms:Q": "ms", "share:Q": share_title}, share=".2f")
@@ -51,7 +51,8 @@ def summary(
     )
     numbers = [words(rows, "middle", y, str(ink), column="label") for ink, rows in shown.groupby("ink")]
     title = summary_title(table)
-    scope = f"Summed over {summary_scope(table)}. Each bar is 100 % of its rank's step time; numbers are percent of it."
+    whole = f"Each bar is 100 % of its rank's {table_time(table)}; numbers are percent of it."
+    scope = f"Summed over {summary_scope(table)}. {whole}"
     left_out = ranks_left_out(len(ranks), table["rank"].nunique(dropna=False))
     layers = [bars(long, x, y, colours(list(drawn.items())), lines, 0.8), *numbers]
     subtitle = [" ".join(filter(None, (scope, left_out, note)))]

@@ -48,7 +48,7 @@ class Moments(Struct, frozen=True):
     step: Integers
     """The place of the step's window, among those given to `attribute_moments`, that contains the piece."""
 
-    def select(self, chosen: Mask) -> Moments:
+    def select(self, chosen: Mask | Integers) -> Moments:
         return Moments(**{name: getattr(self, name)[chosen] for name in Moments.__struct_fields__})
 
     def split(self, at_ns: Integers) -> tuple[Moments, Moments]:

@@ -129,4 +129,12 @@ from overlaplab.findings.what_if import (
     what_if_headline,
     what_if_notes,
 )
-from overlaplab.findings.windows import first_shown, timeline_lead, window_lead, window_name, window_size, window_title
+from overlaplab.findings.windows import (
+    first_shown,
+    timeline_lead,
+    window_lead,
+    window_name,
+    window_size,
+    window_title,
+    window_word,
+)

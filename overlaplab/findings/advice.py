@@ -118,29 +118,31 @@ def advice_sentences(table: pd.DataFrame, diagnosis: Diagnosis) -> Iterator[str]
         else:
             yield f"Other buckets gain at most {ms(most_ns)} in {place_name(diagnosis)}; none was tried."
         return
-    chosen = choose_setting(table, diagnosis)
+    chosen, window = choose_setting(table, diagnosis), window_word(diagnosis.step)
+    whole = "mean step" if window == "step" else window
     if chosen is None:
         tried = " or ".join(dict.fromkeys(_KINDS[option] for option in table["option"] if option in _KINDS))
-        yield f"Another {tried} gains no more than {percent(LITTLE_GAIN, 1)} of the {window_word(diagnosis.step)}."
+        yield f"Another {tried} gains no more than {percent(LITTLE_GAIN, 1)} of the {window}."
     else:
         another_is_advised = diagnosis.advice == LEAVE_CORES or any(
             each.is_worth_it and each.action.name not in _COLUMNS_OF for each in diagnosis.actions[:1]
         )
-        yield f"{'Of these settings' if another_is_advised else 'First to try'}: {_sentence(chosen)}"
+        yield f"{'Of these settings' if another_is_advised else 'First to try'}: {_sentence(chosen, window)}"
     for row in table[table["best"] & (table["option"] == "buckets") & (table["buckets"] > 1)].to_dict("records"):
         if not _is_little(row):
-            yield capitalise(_sentence(row))
+            yield capitalise(_sentence(row, window))
     played = bool(table["least_ns"].notna().any())
     gained_ns = max((int(ns) for ns in table.loc[table["replayed"], "gain_ns"]), default=0)
     most_ns = cutting_limit_ns(table, diagnosis)
     if most_ns is not None and (played or most_ns >= gained_ns):  # a step's bound keeps its idle time, a play need not
-        where = "of the mean step" if played else f"in {place_name(diagnosis)}"
+        where = f"of the {whole}" if played else f"in {place_name(diagnosis)}"
         yield f"No division into buckets gains more than {'about ' if played else ''}{ms(most_ns)} {where}."
     if table["replayed"].any():
-        yield (
+        ranges = (
             "Gains are means over undisturbed steps (over all if every step was disturbed). Ranges go from the smallest"
-            f" of these steps' gains to the largest, widened by 1 % of a step.{_recorded_gains(table)}"
+            " of these steps' gains to the largest, widened by 1 % of a step."
         )
+        yield f"{ranges if window == 'step' else ''}{_recorded_gains(table)}".strip()
 
 
 def _recorded_gains(table: pd.DataFrame) -> str:
@@ -162,7 +164,7 @@ _KINDS = {
 """What the options of `_CHANGES_LEAST` are called where none of them gains enough."""
 
 
-def _sentence(row: Row) -> str:
+def _sentence(row: Row, window: str) -> str:
     words, now_ns = option_words(row), _present_ns(row)
     if row["option"] == "buckets":
         words += f", the best {row['buckets']}, {_caps(row['caps_mb'])}"
@@ -171,9 +173,10 @@ def _sentence(row: Row) -> str:
     if not row["replayed"]:
         return f"{words}: gain at most {ms(row['gain_ns'])} of {ms(now_ns)}, if nothing is delayed and no rank is late."
     doubt = doubt_clause(int(row["gain_ns"]), int_or_none(row["half_ns"]))
+    over = f"; over the steps {ms(row['low_ns'])} to {ms(row['high_ns'])}" if window == "step" else ""
     return (
         f"{words}: predicted gain {ms(row['gain_ns'])} ({percent(row['gain_ns'], now_ns)} of {ms(now_ns)}){doubt}"
-        f"; over the steps {ms(row['low_ns'])} to {ms(row['high_ns'])}{_memory(row)}."
+        f"{over}{_memory(row)}."
     )
 
 
@@ -184,7 +187,7 @@ def _memory(row: Row) -> str:
 
 
 def _caps(caps_mb: Sequence[float]) -> str:
-    shown = [f"{cap:g}" for cap in caps_mb[:MOST_BUCKETS_LISTED]]
+    shown = [cap_digits(cap) for cap in caps_mb[:MOST_BUCKETS_LISTED]]
     more = len(caps_mb) - len(shown)
     return f"with caps of {', '.join(shown)} MiB and {more} more" if more else f"with caps of {join_names(shown)} MiB"
 

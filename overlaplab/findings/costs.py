@@ -40,9 +40,11 @@ def costs_title(rows: pd.DataFrame, verb: str) -> str:
     return f"{verb} per rank: {run} is furthest from theory, {100 * abs(most):.0f} % {'more' if most > 0 else 'less'}"
 
 
-def sent_lead(sent_bytes: float, theory: Theory | None) -> str:
-    """What a rank sent per step, measured and in theory."""
+def sent_lead(sent_bytes: float, theory: Theory | None, window: str) -> str:
+    """What a rank sent per step, measured and in theory, which knows steps alone; `window`: see `window_word`."""
     measured = size_exact(round(sent_bytes))
+    if window != "step":
+        return f"{measured} in all; theory is of one step, and none is marked."
     if theory is None:
         return f"{measured} in all; there is no theory for this run."
     lead = f"{measured} in all; theory says {size_exact(theory.sent_bytes)}: {shorten(theory.formula, 120)}"

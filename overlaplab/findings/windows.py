@@ -29,6 +29,11 @@ def window_time(step: object) -> str:
     return "step time" if window_word(step) == "step" else "trace"
 
 
+def table_time(table: pd.DataFrame) -> str:
+    """`window_time` of rows of `overlaplab.summary` or `.totals`; the latter have no steps."""
+    return window_time(table["step"].max()) if "step" in table else "step time"
+
+
 def first_shown(step: int | None) -> str:
     """What the timeline shows where nobody has chosen a step."""
     return "All steps" if step is None else f"Step {step} at first"

@@ -182,7 +182,7 @@ def advise(of: RunTables) -> Iterator[Printed]:
         yield of.verdict
         return
     yield findings.what_to_do(diagnosis)
-    settings = tables.advice_rows(of.advice)
+    settings = tables.advice_rows(of.advice, findings.window_word(diagnosis.step))
     if len(settings.frame):
         yield terminal_table(settings)
     yield from findings.advice_sentences(of.advice, diagnosis)

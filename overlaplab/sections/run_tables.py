@@ -95,7 +95,7 @@ class RunTables(Struct, frozen=True, kw_only=True, dict=True):
             window_rank, window_step = _window_place(window)
             diagnosis = None if (rank, step) == (None, None) else self.diagnosis
             if diagnosis is None or (window_rank, window_step) != (diagnosis.rank, diagnosis.step):
-                chosen = findings.why_chosen(self._quiet_steps, rank, step, window_step)
+                chosen = findings.why_chosen(self._quiet_steps, rank, step, window_rank, window_step)
                 diagnosis = self._diagnose(window, window_rank, window_step, chosen)
             self._diagnoses[rank, step] = diagnosis
         return self._diagnoses[rank, step]
@@ -151,7 +151,7 @@ class RunTables(Struct, frozen=True, kw_only=True, dict=True):
     @cached_property
     def why_chosen(self) -> str:
         """Why the step that speaks for the run does."""
-        return findings.why_chosen(self._quiet_steps, None, None, self.window.get("step"))
+        return findings.why_chosen(self._quiet_steps, None, None, *self._speaking_window)
 
     @cached_property
     def _quiet_steps(self) -> pd.DataFrame:

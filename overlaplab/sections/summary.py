@@ -112,14 +112,15 @@ def _cost_blocks(of: RunTables) -> list[TableBlock | Lines]:
     windows = of.summary
     volume = of.volume.merge(windows[["rank", "step"]].drop_duplicates(), on=["rank", "step"])
     memory, peaks = (rows[rows["rank"].isin(windows["rank"])] for rows in (of.memory, of.peaks))
-    sent, held = tables.sent_rows(volume, len(windows)), tables.held_rows(memory, peaks)
+    window = findings.window_word(windows["step"].max())
+    sent, held = tables.sent_rows(volume, len(windows), window), tables.held_rows(memory, peaks)
     blocks: list[TableBlock | Lines] = []
     if sent is not None:
         in_all = sent.frame["sent_bytes"].iloc[-1]
-        lead = findings.sent_lead(in_all, of.theory)
+        lead = findings.sent_lead(in_all, of.theory, window)
         blocks.append(replace(sent, lead=f"{lead} {findings.sent_notes(of.manifest)}"))
     elif unknown := findings.unknown_sizes(volume):
-        blocks.append(Lines(key="volume", heading="Sent per rank and step", lines=(unknown,)))
+        blocks.append(Lines(key="volume", heading=f"Sent per rank and {window}", lines=(unknown,)))
     if (copied := tables.copies_rows(of.copies)) is not None:
         blocks.append(copied)
     if held is not None:

@@ -158,11 +158,12 @@ def _means(table: pd.DataFrame) -> pd.DataFrame:
     return means.assign(overlap_ratio=ratio).reset_index()
 
 
-def advice_rows(table: pd.DataFrame) -> TableBlock:
-    """The best setting of each kind that gains anything, of rows of `simulate.advise`."""
+def advice_rows(table: pd.DataFrame, window: str) -> TableBlock:
+    """The best setting of each kind that gains anything, of rows of `simulate.advise`; `window`: see `window_word`."""
     best = table[table["best"] & (table["gain_ns"] > 0)].reset_index(drop=True)
     words = [findings.option_words(row) for row in best.to_dict("records")]
-    of = "the mean step" if table["replayed"].any() else "at most, of the step that speaks for the run"
+    played = "the mean step" if window == "step" else f"the {window}"
+    of = played if table["replayed"].any() else f"at most, of the {window} that speaks for the run"
     return TableBlock(
         key="advice_table",
         caption="What other settings gain",
@@ -472,10 +473,11 @@ def lines_rows(table: pd.DataFrame) -> TableBlock:
     """Rows of `transfer_lines`."""
     names = ("ranks", "kind", "count", "sizes", "latency_ns", "bus_gb_per_s", "deviation", "r_squared")
     astray = table["deviation"].gt(UNSTEADY).fillna(False)  # times that lie too far from their line
-    unexplained = table["r_squared"].lt(0).fillna(False)  # their mean fits them better
+    unexplained = table["r_squared"].lt(0).fillna(False) & ~astray
+    fits_less = "the mean explains the times better than the line"
     frame = table.assign(
         **{name: table[name].mask(astray) for name in ("latency_ns", "bus_gb_per_s")},
-        r_squared=table["r_squared"].mask(unexplained),
+        r_squared=table["r_squared"].mask(table["r_squared"].lt(0)),
         ranks=[shorten(", ".join(map(str, ranks)), 40) for ranks in table["ranks"]],
         kind=table["kind"].map(kind_word),
         terse_bus_gb_per_s=_texts(table["bus_gb_per_s"].mask(astray), "GB/s", 2),
@@ -486,10 +488,12 @@ def lines_rows(table: pd.DataFrame) -> TableBlock:
         frame=frame,
         columns=columns("transfer_lines", *names),
         narrow=columns("transfer_lines", *(name for name in names if name not in ("sizes", "deviation"))),
-        legend=(f"{UNKNOWN}: no line explains the times. " if (astray | unexplained).any() else "")
+        legend=(f"{UNKNOWN}: no line explains the times. " if astray.any() else "")
+        + (f"R² {UNKNOWN}: {fits_less}. " if unexplained.any() else "")
         + "T = s·α + f·bytes ÷ B of a ring; waiting for late ranks is not in it",
         notes=[
             *(["where α and B are missing, no line explains the times"] if astray.any() else []),
+            *([f"where R² alone is missing, {fits_less}"] if unexplained.any() else []),
             "a transfer takes s·α + f·bytes ÷ B, as on a ring; waiting for late ranks is not in it",
         ],
     )
@@ -621,15 +625,15 @@ def bench_rows(table: pd.DataFrame, ranks: int) -> TableBlock:
     )
 
 
-def sent_rows(volume: pd.DataFrame, windows: int) -> TableBlock | None:
-    """Rows of `volume` as means over so many ranks' steps, and their sum; None where a size is unknown."""
+def sent_rows(volume: pd.DataFrame, windows: int, window: str) -> TableBlock | None:
+    """Rows of `volume` as means over so many ranks' windows, and their sum; None where a size is unknown."""
     if volume.empty or volume["sent_bytes"].isna().any():
         return None
     sums = volume.groupby("kind", sort=False)[["count", "bytes", "sent_bytes"]].sum().astype("float64") / windows
     rows = pd.concat([sums, sums.sum().to_frame("in all").T])
     return TableBlock(
         key="volume_table",
-        caption="Sent per rank and step",
+        caption=f"Sent per rank and {window}",
         frame=rows.assign(kind=[str(kind).replace("_", "-") for kind in rows.index]),
         columns=columns("volume", "kind", "count", "bytes", "sent_bytes"),
     )

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-SLOW = {"pandas", "numpy", "altair", "pyarrow", "streamlit", "torch", "loky", "distributed", "fsspec", "msgspec", "hta"}
+SLOW = {"pandas", "numpy", "altair", "pyarrow", "streamlit", "torch", "loky", "distributed", "fsspec", "hta"}
 DRAWING = {"jinja2", "jsonschema", "vl_convert"}
 COMMAND = "import sys; sys.argv[0] = 'overlaplab'; from overlaplab.cli import main; main()"
 """What the installed script `overlaplab` does: completion depends on its name."""

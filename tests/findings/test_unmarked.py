@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 from pathlib import Path
 
 from made.traces import event, gloo, op, run_of, step
 
-from overlaplab import load_run
-from overlaplab.findings import actions_title, certainty_words, run_warnings
+from overlaplab import charts, load_run
+from overlaplab.findings import actions_title, advice_sentences, certainty_words, run_warnings
 from overlaplab.findings.first_screen import summary_title, tiles
+from overlaplab.sections.blocks import Folded, TableBlock
 from overlaplab.sections.run_tables import RunTables
+from overlaplab.sections.summary import summary_section
+from overlaplab.sections.tables import advice_rows
 
 EVENTS = [op("mm", 0, 50), gloo(40, 90), op("mm", 100, 150), gloo(140, 190)]
 OPTIMIZER = [event("Optimizer.step#SGD.step", at, at + 5, cat="user_annotation") for at in (92, 192)]
@@ -45,3 +49,13 @@ def test_no_gain_of_it_is_one_per_step(tmp_path: Path) -> None:
     words += [f"{certainty_words(each)} {each.why}" for each in diagnosis.actions]
     assert [text for text in words if "step" in text.replace("per-step", "")] == []
     assert tiles(diagnosis, of.summary)[0].label == "trace"
+    told = [*advice_sentences(of.advice, diagnosis), advice_rows(of.advice, "trace").legend]
+    assert [text for text in told if re.search(r"\bsteps?\b", text.replace("per-step", ""))] == []
+    bars = json.dumps(charts.summary(of.summary).to_dict())
+    assert "100 % of its rank's trace" in bars
+    assert "step time" not in bars
+    folds = [block for block in summary_section(of, diagnosis, None).blocks if isinstance(block, Folded)]
+    costs = next(fold.blocks for fold in folds if fold.key == "costs_fold")
+    assert callable(costs)
+    leads = {block.caption: block.lead for block in costs() if isinstance(block, TableBlock)}
+    assert "theory is of one step, and none is marked" in leads["Sent per rank and trace"]

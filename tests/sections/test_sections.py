@@ -96,6 +96,7 @@ def test_what_is_unknown_of_a_collective(tmp_path: Path) -> None:
 def test_a_line_that_explains_nothing_has_no_latency_and_no_bandwidth() -> None:
     """Of two groups the second's line misses its times by more than a quarter."""
     line = {"ranks": (0, 1), "kind": "all_reduce", "count": 12, "sizes": 3, "latency_ns": 5000.0, "bus_gb_per_s": 0.54}
+    below = line | {"deviation": 0.1, "r_squared": -0.2}
     table = pd.DataFrame([line | {"deviation": 0.2, "r_squared": 0.9}, line | {"deviation": 0.6, "r_squared": -0.39}])
     block = lines_rows(table)
     assert block.frame["latency_ns"].isna().tolist() == [False, True]
@@ -104,6 +105,10 @@ def test_a_line_that_explains_nothing_has_no_latency_and_no_bandwidth() -> None:
     assert block.frame["terse_bus_gb_per_s"].tolist() == ["0.54", "–"]
     assert "no line explains the times" in block.legend
     assert "no line explains" not in lines_rows(table.iloc[:1]).legend
+    mean = lines_rows(pd.DataFrame([below]))
+    assert (mean.frame["latency_ns"].isna().tolist(), mean.frame["r_squared"].isna().tolist()) == ([False], [True])
+    assert mean.legend.startswith("R² –: the mean explains the times better than the line. T = ")
+    assert mean.notes[0] == "where R² alone is missing, the mean explains the times better than the line"
 
 
 def test_exposed_times_of_collectives_say_that_they_may_add_up_to_more(tmp_path: Path) -> None:

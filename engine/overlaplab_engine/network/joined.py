@@ -19,7 +19,7 @@ def note_counts() -> None:
     A count of our own would need the hook on every rank, and one rank may record alone.
     """
     original = Join.notify_join_context
-    if hasattr(original, "__wrapped__"):
+    if getattr(original, "notes_counts", False):
         return
 
     @wraps(original)
@@ -29,6 +29,7 @@ def note_counts() -> None:
             _COUNTS[joinable] = work
         return work
 
+    notify.notes_counts = True  # type: ignore[attr-defined]
     Join.notify_join_context = staticmethod(notify)  # type: ignore[method-assign]
 
 

@@ -256,8 +256,8 @@ class _Controls:
         advised = [each.setting for each in actions if each.action.name == "cap" and each.what is None]
         caps = {*caps_tried(opened.run), *filter(None, advised)}
         if recorded is None:
-            return self.slide(label, "{:g} MiB", {CAP_MB, *caps}, "default", first=next(iter(advised), CAP_MB))
-        return self.slide(label, "{:g} MiB", caps, recorded)
+            return self.slide(label, "{:.12g} MiB", {CAP_MB, *caps}, "default", first=next(iter(advised), CAP_MB))
+        return self.slide(label, "{:.12g} MiB", caps, recorded)
 
     def select(self, label: str, words: Mapping[Any, str], recorded: str | None) -> Any:
         """One of the options, at first the recorded one; None while it is that."""

@@ -311,11 +311,18 @@ def deeper_prefetch(replays: pd.DataFrame, span_ns: int) -> DeeperPrefetch | Non
     return DeeperPrefetch(int(deeper["setting"].iloc[0]), span_ns - int(deeper["gain_ns"].iloc[0]))
 
 
-def why_chosen(table: pd.DataFrame, rank: int | None, step: int | None, chosen_step: int | None = None) -> str:
-    """Why a diagnosis is about its step: `rank` and `step` as asked for, None for any; `chosen_step`: its step."""
+def why_chosen(
+    table: pd.DataFrame,
+    rank: int | None,
+    step: int | None,
+    chosen_rank: int | None = None,
+    chosen_step: int | None = None,
+) -> str:
+    """Why a diagnosis is about its window: `rank` and `step` as asked for, None for any; the others: which it is."""
     ranks = table["rank"].nunique(dropna=False)
     kind = kind_name(table, chosen_step) if step is None else ""
-    steps = steps_of_kind(table, chosen_step)["step"].nunique(dropna=False)
+    of_rank = table if chosen_rank is None else table[table["rank"].eq(chosen_rank).fillna(False)]
+    steps = steps_of_kind(of_rank, chosen_step)["step"].nunique(dropna=False)
     the_rank = "the most exposed rank" if rank is None and ranks > 1 else ""
     the_step = "median step by exposed time" if step is None and steps > 1 else ""
     the_step += f" among its kind, {kind}" if the_step and kind else ""

@@ -306,6 +306,9 @@ def test_why_this_step(asked: tuple[int | None, int | None], why: str) -> None:
     table = summary_rows(*STEPS, *[(1, *step[1:]) for step in STEPS])
     assert why_chosen(table, *asked) == why
     assert why_chosen(STEP, None, None) == "the only one"
+    unmarked = pd.concat([table[table["rank"] == 1], table[table["rank"] == 0].iloc[:1].assign(step=pd.NA)])
+    assert why_chosen(unmarked, None, None, 0, None) == "the most exposed rank"
+    assert why_chosen(unmarked, None, None, 1, 2) == "the most exposed rank, its median step by exposed time"
     found = diagnose(table, worst_step(table, *asked), exposed_rows(), table, chosen=why)
     assert what_to_do(found).startswith(f"Rank 0, step {found.step} ({why}): ")
 
