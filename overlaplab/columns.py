@@ -239,7 +239,7 @@ _ANYWHERE = (
     _text("setting", "setting", "The options that the strategy was given."),
     _count("bucket_cap_mb", "bucket_cap_mb", "The size at which a bucket closes, in MiB.", "cap"),
     _ms("step_ms_median", "step time", "The median step.", "step ms"),
-    _ms("step_ms_iqr", "IQR", "The interquartile range of the steps.", "± IQR"),
+    _ms("step_ms_iqr", "IQR", "The interquartile range of the steps."),
     _ms("exposed_ms_median", "exposed", "Exposed communication of a step, the median."),
     _ms("exposed_ms_iqr", "exposed IQR", "Its interquartile range."),
     _ms("exposed_wait_ms_median", "wait", "Exposed time of a step spent waiting, the median."),
@@ -309,7 +309,7 @@ _ANYWHERE = (
         "publ. %",
     ),
     _ms("sample_ms", "time per sample", "The median step ÷ the samples of all ranks.", "ms each"),
-    _ms("sample_iqr_ms", "± IQR of a sample's time", "The range of its middle half.", "± each"),
+    _ms("sample_iqr_ms", "IQR of a sample's time", "The range of its middle half.", "IQR"),
     _ratio("sample_ratio", "time, % of the first", "The time per sample ÷ that of the first row.", "time %"),
     _ratio(
         "published_sample_ratio",

@@ -189,7 +189,7 @@ def test_terminal_tables_have_different_headers(tables: dict[str, pd.DataFrame])
         shown.causes_rows(said),
         shown.spots_rows(said),
         shown.sweep_rows(tables["sweep"], tables["sweep_links"]),
-        shown.advice_rows(tables["advise"]),
+        shown.advice_rows(tables["advise"], "step"),
         shown.lines_rows(tables["transfer_lines"]),
         shown.slowdown_rows(tables["slowdowns"]),
     ]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pandas as pd
 
@@ -75,8 +77,9 @@ def late_rank_phases(run: Run, rank: int) -> pd.DataFrame:
     """What a rank does in a mean step, beside the others in the median, by phase; empty where that is unknown.
 
     Columns: `phase`, `what` (the name of what the host does outside of passes, see `evidence.host_work`;
-    else null), `own_ns`, `others_ns` (both int64: without exposed communication). The largest difference comes first.
-    Phases are those of `phases.phase_times`, but `kernels` is called `same_kernels` where the others run as many.
+    else null), `own_ns`, `others_ns` (both int64: without exposed communication). The largest difference comes first;
+    last come phases in which another rank differs by more than twice as much. Phases are those of `phases.phase_times`,
+    but `kernels` is called `same_kernels` where the others run as many.
     """
     rules = {rule_of(trace) for trace in run.traces}
     if len(run.traces) < 2 or rules not in ({Rule.CPU}, {Rule.GPU}):
@@ -89,9 +92,12 @@ def late_rank_phases(run: Run, rank: int) -> pd.DataFrame:
     for phase, what in dict.fromkeys(key for each in spent.values() for key in each):
         others = [each.get((phase, what), 0) for other, each in spent.items() if other != rank]
         named = "same_kernels" if phase == "kernels" and same else phase
-        rows.append((named, what, spent[rank].get((phase, what), 0), int(np.median(others))))
-    table = pd.DataFrame(rows, columns=list(_PHASE_COLUMNS)).astype(_PHASE_COLUMNS)
-    return _sort_by_excess(table)
+        own_ns, others_ns = spent[rank].get((phase, what), 0), int(np.median(others))
+        is_another = max(others) - others_ns > 2 * (own_ns - others_ns) > 0
+        rows.append((is_another, (named, what, own_ns, others_ns)))
+    table = pd.DataFrame([row for _, row in rows], columns=list(_PHASE_COLUMNS)).astype(_PHASE_COLUMNS)
+    of_others = [is_another for is_another, _ in rows]
+    return _sort_by_excess(table, of_others)
 
 
 def computes_longer(run: Run, rank: int) -> bool:
@@ -135,11 +141,10 @@ def late_rank_names(run: Run, rank: int, phase: str) -> pd.DataFrame:
     return _sort_by_excess(table).round({"own_ns": 0, "others_ns": 0}).astype(_NAME_COLUMNS)
 
 
-def _sort_by_excess(table: pd.DataFrame) -> pd.DataFrame:
-    """By how much longer the rank takes than the others, the largest difference first."""
-    minus_excess = table["others_ns"] - table["own_ns"]
-    order = minus_excess.sort_values(kind="stable").index
-    return table.loc[order].reset_index(drop=True)
+def _sort_by_excess(table: pd.DataFrame, last: Sequence[bool] | bool = False) -> pd.DataFrame:
+    """By how much longer the rank takes than the others, the largest difference first; rows of `last` at the end."""
+    order = table.assign(last=last, ns=table["others_ns"] - table["own_ns"]).sort_values(["last", "ns"], kind="stable")
+    return table.loc[order.index].reset_index(drop=True)
 
 
 def _computed_by_name(trace: Trace, phase: str) -> pd.DataFrame:

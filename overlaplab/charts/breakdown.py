@@ -14,7 +14,7 @@ from overlaplab.words import count, rank_word, to_ms
 PARTS = {
     "compute_only_ns": "compute only",
     "overlapped_ns": "compute and communication together",
-    "exposed_wait_ns": "exposed, waiting for a rank",
+    "exposed_wait_ns": "exposed, until the last rank came",
     "exposed_transfer_ns": "exposed, transfer",
     "exposed_comm_ns": "communication exposed",
     "memory_only_ns": "memory only",

@@ -113,7 +113,8 @@ def _bars(bands: list[_Band], y: alt.Y, domain: list[float], fills: dict[str, tu
     x = alt.X("begin:Q", title="time in step (ms)", scale=scale, axis=alt.Axis(tickCount=16, labelFlush=FLUSH))
     lines = tooltip({"bucket": "", "what": "", "ms:Q": "took ms"} | WHEN)
     pairs = list(dict.fromkeys(fills.values()))
-    seen = {*table.loc[table["ms"] >= _SEEN_SHARE * (domain[1] - domain[0]), "part"]}
+    took_ms = table.groupby("part")["ms"].sum()
+    seen = {*took_ms[took_ms >= _SEEN_SHARE * (domain[1] - domain[0])].index}
     named = [word for word, _ in pairs if word in seen]
     legend = colours(pairs, left=labels_width(table["bucket"]), values=named, columns=3, offset=22)
     heights = dict.fromkeys((*_HEIGHTS.values(), *([_FOREIGN] if _thin(bands) else []), _FULL))

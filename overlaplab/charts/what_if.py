@@ -23,8 +23,8 @@ _OUTLINED_SHARE = 0.005
 """Predicted stretches are outlined that take more of the longest step."""
 _PALE_OPACITY = 0.35
 _WORD_SHARE = 0.15  # of a curve's height: as much as a word needs
-_PARTS = ("works", "communication, hidden", "communication, exposed")
-_ROWS = ("measured: rank", "measured: link", "predicted: rank", "predicted: link")
+_PARTS = ("works", "transfer while it works", "transfer while it waits")
+_ROWS = ("recorded: rank", "recorded: link", "predicted: rank", "predicted: link")
 
 
 def caps_predicted(
@@ -230,14 +230,14 @@ def _spread(places: Sequence[float], most: int = 9) -> list[float]:
 
 
 def step_lanes(
-    measured: pd.DataFrame,
+    recorded: pd.DataFrame,
     predicted: pd.DataFrame,
     spans_ns: tuple[int, int],
     *,
     dark: bool = False,
     note: str | None = None,
 ) -> alt.LayerChart:
-    """One step as it was measured and, below, as it is predicted: rows of `answer.lane_table`."""
+    """One step as it was recorded and, below, as it is predicted, both played: rows of `answer.lane_table`."""
     tones = palette(dark)
     measured_ns, step_ns = spans_ns
     y = row_axis("row", _ROWS, "")
@@ -245,7 +245,7 @@ def step_lanes(
     scale = with_room(longest, [f"{ms(max(spans_ns))} predicted"])
     x = alt.X("begin:Q", title="time in step (ms)", scale=scale, axis=alt.Axis(tickCount=10, labelFlush=FLUSH))
     lines = tooltip({"row": "", "part": "what", "what": "of", "begin:Q": "from ms", "end:Q": "to ms"})
-    solid, pale = _stretches(measured, "measured"), _stretches(predicted, "predicted")
+    solid, pale = _stretches(recorded, "recorded"), _stretches(predicted, "predicted")
     fills = zip(_PARTS, (tones.compute, tones.hidden, tones.exposed), strict=True)
     pairs = fills_drawn(fills, pd.concat([solid, pale])["part"])
     tinted = colours(pairs, left=labels_width(_ROWS))
@@ -263,8 +263,8 @@ def step_lanes(
         words(_inline(ends), "begin", y, tones.ink, align="left", dx=6, fontWeight=600),
     ]
     title = what_if.lanes_title(step_ns, measured_ns)
-    subtitle = ["The rank works, or waits for communication. Pale and dashed: predicted.", note]
-    description = f"Four rows: a rank and its link, as measured and as predicted. {title}."
+    subtitle = ["Both are played: a transfer begins when the last rank has come. Pale and dashed: predicted.", note]
+    description = f"Four rows: a rank and its link, as recorded and as predicted. {title}."
     return finish(layers, title, subtitle, description, dark=dark, height=alt.Step(30))
 
 

@@ -98,6 +98,8 @@ def compare(
         if markdown is not None:
             _write(markdown, gate_markdown(loaded[-1], selection, figures, before, lines))
         _say(lines, findings.busy_note(loaded[-1:] if first is None else [first, loaded[-1]], selection))
+    elif baseline is not None:
+        print("overlaplab: note: nothing is compared with the baseline: no --fail-if names a figure", file=sys.stderr)
 
 
 @app.command("baseline", epilog="Example: overlaplab baseline runs/main-1 runs/main-2 runs/main-3 -o baseline.json")

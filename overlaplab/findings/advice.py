@@ -116,13 +116,14 @@ def advice_sentences(table: pd.DataFrame, diagnosis: Diagnosis) -> Iterator[str]
                 " --bucket-cap-mb or --prefetch says why."
             )
         else:
-            yield f"Other buckets gain at most {ms(most_ns)} in {place_name(diagnosis)}; none was tried."
+            where = place_name(diagnosis)
+            yield f"Other buckets gain at most {ms(most_ns)} in {where}; none was replayed with all ranks."
         return
     chosen, window = choose_setting(table, diagnosis), window_word(diagnosis.step)
     whole = "mean step" if window == "step" else window
     if chosen is None:
         tried = " or ".join(dict.fromkeys(_KINDS[option] for option in table["option"] if option in _KINDS))
-        yield f"Another {tried} gains no more than {percent(LITTLE_GAIN, 1)} of the {window}."
+        yield f"Another {tried} is not predicted to gain more than {percent(LITTLE_GAIN, 1)} of the {window}."
     else:
         another_is_advised = diagnosis.advice == LEAVE_CORES or any(
             each.is_worth_it and each.action.name not in _COLUMNS_OF for each in diagnosis.actions[:1]
@@ -130,7 +131,9 @@ def advice_sentences(table: pd.DataFrame, diagnosis: Diagnosis) -> Iterator[str]
         yield f"{'Of these settings' if another_is_advised else 'First to try'}: {_sentence(chosen, window)}"
     for row in table[table["best"] & (table["option"] == "buckets") & (table["buckets"] > 1)].to_dict("records"):
         if not _is_little(row):
-            yield capitalise(_sentence(row, window))
+            first = next((each for each in diagnosis.actions if each.is_worth_it), None)
+            more = first is not None and row["replayed"] and row["gain_ns"] > first.gain_ns
+            yield f"{capitalise(_sentence(row, window))}{_MORE_THAN_FIRST if more else ''}"
     played = bool(table["least_ns"].notna().any())
     gained_ns = max((int(ns) for ns in table.loc[table["replayed"], "gain_ns"]), default=0)
     most_ns = cutting_limit_ns(table, diagnosis)
@@ -155,6 +158,9 @@ def _recorded_gains(table: pd.DataFrame) -> str:
     )
 
 
+_MORE_THAN_FIRST = (
+    " That is more than the first action gains; its caps are cut to this recording, so record it before you keep it."
+)
 _KINDS = {
     "cap": "bucket_cap_mb",
     "first_bucket": "first bucket",

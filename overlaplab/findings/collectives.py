@@ -89,7 +89,9 @@ def bandwidth_remarks(table: pd.DataFrame, with_bandwidth: pd.DataFrame) -> list
         remarks.append(f"{bounds} of {len(with_bandwidth)} are lower bounds: {why}.")
     if doubtful := int(table["doubtful"].sum()):
         remarks.append(f"{count(doubtful, 'collective')} left out: doubtful matches.")
-    unknown = len(table) - doubtful - len(with_bandwidth)
+    if unmatched := int((table["unmatched"].notna() & table["bus_gb_per_s"].isna() & ~table["doubtful"]).sum()):
+        remarks.append(f"{count(unmatched, 'collective')} left out: not matched on other ranks.")
+    unknown = len(table) - doubtful - unmatched - len(with_bandwidth)
     if unknown > 0 < len(with_bandwidth):
         remarks.append(f"{count(unknown, 'collective')} left out: size or group unknown.")
     return remarks

@@ -12,7 +12,7 @@ from overlaplab.manifest import Manifest, strategy_traits
 from overlaplab.words import count, ms, shorten, size_exact
 
 COSTS_ADVICE = (
-    "Choose the run that fits in memory and hides most communication; where a figure is far from theory, look into"
+    "Of the runs that fit in memory take the one with the shortest step; where a figure is far from theory, look into"
     " that run's collectives."
 )
 """What to do with a comparison of costs."""

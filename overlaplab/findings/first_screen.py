@@ -144,7 +144,7 @@ def summary_title(table: pd.DataFrame) -> str:
     title = f"Exposed {ms(exposed)} of communication: {share} of the {table_time(table)}"
     if exposed == 0 or table["exposed_wait_ns"].isna().any():
         return title
-    return f"{title}, {ms(int(table['exposed_wait_ns'].sum()))} of it waiting for a rank"
+    return f"{title}, {ms(int(table['exposed_wait_ns'].sum()))} of it until the last rank came"
 
 
 def ranks_left_out(shown: int, ranks: int) -> str:

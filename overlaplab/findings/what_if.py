@@ -77,7 +77,7 @@ def what_if_headline(
     """
     words = question_words(setting, algorithm)
     if not words:
-        return f"As recorded, a step took {ms(measured_ns)} on average. Replayed, it takes {ms(step_ns)}."
+        return f"As recorded, an undisturbed step took {ms(measured_ns)} on average. Replayed, it takes {ms(step_ns)}."
     changed = _microbatches(setting)
     if changed is not None and changed != microbatches:
         gained = gain_finding(measured_ns, step_ns, doubt_ns, (microbatches, changed))
@@ -175,7 +175,7 @@ def held_predicted_title(table: pd.DataFrame) -> str:
 
 def lanes_title(step_ns: int, measured_ns: int) -> str:
     """One step, measured and predicted."""
-    return f"The step of median length (of two, the shorter): {ms(measured_ns)} measured, {ms(step_ns)} predicted"
+    return f"The step of median length: {ms(measured_ns)} measured, {ms(step_ns)} predicted"
 
 
 def depths_advice(

@@ -58,7 +58,7 @@ def window_lead(window: WindowStatistics, step: int | None = None, chosen: str =
     table = window.ranks
     where = f"{count(len(table), 'rank')}, {ms(window.end_ns - window.start_ns)} from {ms(window.start_ns)} on"
     if step is not None:
-        why = f" ({chosen})" if chosen else ""
+        why = f" ({chosen if len(table) == 1 else 'the step of the verdict'})" if chosen else ""
         over = " from the first rank's start to the last one's end" if len(table) > 1 else ""
         where = f"{count(len(table), 'rank')}, step {step}{why}, {ms(window.end_ns - window.start_ns)}{over}"
     comm, exposed = int(table["comm_ns"].sum()), int(table["exposed_comm_ns"].sum())

@@ -135,7 +135,8 @@ class RunTables(Struct, frozen=True, kw_only=True, dict=True):
             return None
         phases = analyses.late_rank_phases(self.run, rank)
         names = analyses.late_rank_names(self.run, rank, phases["phase"].iloc[0]) if len(phases) else None
-        return findings.late_reason(late, phases, steps["step"].nunique(), float(steps["span_ns"].mean()), names)
+        recorded, step_ns = steps["step"].nunique(), float(steps["span_ns"].mean())
+        return findings.late_reason(late, phases, recorded, step_ns, names, ranks=len(self.run.traces))
 
     @cached_property
     def kinds(self) -> str | None:

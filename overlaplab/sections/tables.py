@@ -344,6 +344,7 @@ def collectives_rows(rows: pd.DataFrame) -> TableBlock:
             terse_wait_ns=pd.Series(_fine_times(rows["wait_ns"]), rows.index).mask(
                 near & rows["wait_ns"].notna(), "≈0"
             ),
+            terse_last_rank=pd.Series(_texts(rows["last_rank"], "count", 0), rows.index).mask(near, "≈"),
             terse_transfer_ns=_fine_times(rows["transfer_ns"]),
             terse_exposed_ns=_fine_times(rows["exposed_ns"]),
             terse_bus_gb_per_s=[f"≥{speed}" if bound else speed for bound, speed in speeds],
@@ -362,7 +363,7 @@ def collectives_rows(rows: pd.DataFrame) -> TableBlock:
             *columns("each_collective", "bus_gb_per_s", "bus_is_lower_bound", "skew_ns", "ranks", "group", "dtype"),
             *columns("each_collective", "unmatched"),
         ),
-        legend="ms; wait: until the last rank came, on the rank that waited longest (≈0: within clock error); "
+        legend="ms; wait: until the last rank came, on the rank that waited longest (≈: within clock error); "
         "exposed: on the most exposed rank; simultaneous collectives each count it (`exposed` divides it); "
         "GB/s: bus bandwidth, ≥ where only the duration is known",
         notes=["bus bandwidth is a lower bound where the transfer is unknown"] if bounds.any() else [],

@@ -114,7 +114,8 @@ def test_bandwidth_against_bytes_by_kind() -> None:
 
 def test_lower_bounds_are_hollow_triangles_with_a_name() -> None:
     bound = {"bus_is_lower_bound": True, "wait_ns": None, "transfer_ns": None}
-    chart = charts.bus_bandwidth(each_collective(table(row(0, 0, **bound), row(1, 0), row(2, 0, bytes=None))))
+    alone = row(3, 0, bus_gb_per_s=None, unmatched="its rank's collectives differ")
+    chart = charts.bus_bandwidth(each_collective(table(row(0, 0, **bound), row(1, 0), row(2, 0, bytes=None), alone)))
     found = spec(chart)["layer"][0]
     assert found["encoding"]["shape"]["scale"] == {
         "domain": ["from the transfer", "lower bound, from the duration"],
@@ -123,6 +124,7 @@ def test_lower_bounds_are_hollow_triangles_with_a_name() -> None:
     assert found["mark"]["filled"] is False
     assert spec(chart)["title"]["subtitle"][1:] == [
         "1 of 2 are lower bounds: how long the data took is not known without all ranks.",
+        "1 collective left out: not matched on other ranks.",
         "1 collective left out: size or group unknown.",
     ]
     nothing = charts.bus_bandwidth(each_collective(table(row(0, 0, bytes=None))))

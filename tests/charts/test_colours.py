@@ -40,7 +40,7 @@ MEANINGS = {
     "forward": {"forward compute"},
     "hidden": {"communication hidden by compute", "compute and communication together"},
     "exposed": {"communication exposed", "exposed, transfer", "compute waits for gather", Cause.TAIL.label},
-    "waiting": {"exposed, waiting for a rank", charts.collectives.ALONE, "waited for rank 1"},
+    "waiting": {"exposed, until the last rank came", charts.collectives.ALONE, "waited for rank 1"},
     "memory": {"memory only", "activations"},
     "idle": {"idle", "gradients arriving", "parameters live"},
     "held": {"ready, waits for its launch", "ready, not launched yet"},

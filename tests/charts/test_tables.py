@@ -63,7 +63,7 @@ def test_summary_parts_add_up_to_the_step() -> None:
     assert drawn["part"].unique().tolist() == [
         "compute only",
         "compute and communication together",
-        "exposed, waiting for a rank",
+        "exposed, until the last rank came",
         "exposed, transfer",
         "memory only",
         "idle",
@@ -80,14 +80,14 @@ def test_summary_says_what_it_found_and_of_what() -> None:
     title = spec(chart)["title"]
     assert title["text"] == "Exposed 30.0 ms of communication: 15\u00a0% of the step time"
     known = summary_table(exposed_wait_ns=5 * MS, exposed_transfer_ns=15 * MS)
-    assert str(spec(charts.summary(known))["title"]["text"]).endswith(", 9.0 ms of it waiting for a rank")
+    assert str(spec(charts.summary(known))["title"]["text"]).endswith(", 9.0 ms of it until the last rank came")
     assert title["subtitle"] == [
         "Summed over all 2 ranks. Each bar is 100 % of its rank's step time; numbers are percent of it. emulated link"
         " 1Gbps,200us"
     ]
     assert spec(chart)["description"] == (
-        "Bars of 2 ranks, each split into compute only, compute and communication together, exposed, waiting for a"
-        " rank, exposed, transfer, communication exposed, memory only, idle. Exposed 30.0 ms of communication:"
+        "Bars of 2 ranks, each split into compute only, compute and communication together, exposed, until the"
+        " last rank came, exposed, transfer, communication exposed, memory only, idle. Exposed 30.0 ms of communication:"
         " 15\u00a0% of the step time."
     )
     axis = spec(chart)["layer"][0]["encoding"]["x"]

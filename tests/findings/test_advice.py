@@ -85,6 +85,17 @@ def said(table: pd.DataFrame) -> list[str]:
     return list(findings.advice_sentences(table, diagnosis))
 
 
+def test_a_list_of_caps_that_gains_more_than_the_first_action_says_so() -> None:
+    tables = sample_tables("torch-ddp")
+    assert tables.diagnosis is not None
+    sentences = [
+        text for text in findings.advice_sentences(tables.advice, tables.diagnosis) if "bucket_cap_mb_list" in text
+    ]
+    assert [text.rpartition(". ")[2] for text in sentences] == [
+        "That is more than the first action gains; its caps are cut to this recording, so record it before you keep it."
+    ]
+
+
 def test_the_sentences_tell_gain_range_memory_and_what_no_buckets_gain() -> None:
     assert said(rows(dict(CAP, gain=10), dict(LIST, gain=12)))[:3] == [
         "First to try: bucket_cap_mb 1.2, 4 buckets: predicted gain 10.0 ms (10\u00a0% of 100.0 ms);"
@@ -94,7 +105,10 @@ def test_the_sentences_tell_gain_range_memory_and_what_no_buckets_gain() -> None
         "No division into buckets gains more than 26.0 ms in rank 0, step 1 ().",
     ]
     assert "each rank holds up to 3.00 MB more" in said(rows(dict(DEEPER, gain=12)))[0]
-    assert said(rows(dict(CAP, gain=1)))[0] == "Another bucket_cap_mb gains no more than 2\u00a0% of the step."
+    assert (
+        said(rows(dict(CAP, gain=1)))[0]
+        == "Another bucket_cap_mb is not predicted to gain more than 2\u00a0% of the step."
+    )
     assert said(rows(dict(CAP, gain=10, replayed=False)))[0].endswith(
         "gain at most 10.0 ms of 100.0 ms, if nothing is delayed and no rank is late."
     )
@@ -225,7 +239,7 @@ def test_where_the_bound_alone_is_known_it_is_said() -> None:
     table = summary_rows((0, 1, 100, 30))
     found = diagnose(table, table.iloc[0], exposed_rows((0, 1, "tail", 30, None)), table, bound=BOUND)
     sentences = list(findings.advice_sentences(rows(), found))
-    assert sentences == ["Other buckets gain at most 26.0 ms in rank 0, step 1 (); none was tried."]
+    assert sentences == ["Other buckets gain at most 26.0 ms in rank 0, step 1 (); none was replayed with all ranks."]
 
 
 def steps(*medians: float) -> list[np.ndarray[Any, Any]]:

@@ -184,6 +184,8 @@ def test_all_screens_say_the_same_of_a_step(folder: Path) -> None:
     assert document["worst"] == {"rank": speaks.rank, "step": speaks.step}
     assert (document["advice"], document["verdict"]) == (speaks.advice, tables.verdict)
     assert contradictions(tables.verdict, speaks) == []
+    worth = [each.is_worth_it for each in speaks.actions]
+    assert worth == sorted(worth, reverse=True)
     for section in sections(tables):
         said = (findings.what_to_do(speaks), " ".join(findings.why_and_what_to_do(speaks)))
         own = " ".join(findings.pipeline_advice(tables.pipeline_remedies)) if section.title == "Pipeline" else ""

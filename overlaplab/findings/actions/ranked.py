@@ -168,7 +168,7 @@ def _answered_words(
         waits = rows[rows["cause"] == Cause.STRAGGLER]
         if gain_ns > idle_ns and len(waits):
             return _answered_words(action, waits, cause_rows, 0, gain_ns, window)
-        return f"idle time, {ms(idle_ns)}{f' in this {window}' if gain_ns > idle_ns else ''}"
+        return f"idle time, {ms(idle_ns)}{f' on this rank in this {window}' if gain_ns > idle_ns else ''}"
     if rows.empty:
         return "exposed in other steps" if action.subject == "others" else ""
     by = rows.groupby(["cause", "late_rank", "overhead"], dropna=False)["exposed_ns"].sum().reset_index()
@@ -196,8 +196,8 @@ def _order_actions(advised: Sequence[Advised]) -> list[Advised]:
     """Take the best of those that are left, again and again: the first whose gain is about the largest."""
     left, order = list(advised), []
     while left:
-        certain = any(each.is_certain for each in left)
-        candidates = [each for each in left if each.is_certain == certain]
+        surest = max(each.is_worth_it + each.is_certain for each in left)
+        candidates = [each for each in left if each.is_worth_it + each.is_certain == surest]
         most = max(_weighed_ns(each) for each in candidates)
         first = next(
             each for each in candidates if _weighed_ns(each) >= most - LITTLE_GAIN * (each.gain_ns + each.step_ns)

@@ -23,12 +23,19 @@ _PHASES = {
 
 
 def late_reason(
-    steps: pd.DataFrame, phases: pd.DataFrame, recorded_steps: int, step_ns: float, names: pd.DataFrame | None = None
+    steps: pd.DataFrame,
+    phases: pd.DataFrame,
+    recorded_steps: int,
+    step_ns: float,
+    names: pd.DataFrame | None = None,
+    *,
+    ranks: int,
 ) -> str | None:
     """Whether it is always the same rank, and what it does for longer, as a sentence; None where none was late.
 
     `steps`: rows of `analyses.late_steps`. `phases`: rows of `analyses.late_rank_phases` of the `latest_rank`, and
     `names`: rows of `analyses.late_rank_names` of the first of these. `step_ns`: how long a step takes.
+    `ranks`: how many there are.
     """
     rank = latest_rank(steps)
     if rank is None:
@@ -48,9 +55,11 @@ def late_reason(
     first = phases.to_dict("records")[0]
     if first["own_ns"] - first["others_ns"] <= LITTLE_GAIN * step_ns:
         return f"{sentence}; what it does takes as long as what the others do."
-    words, beside = _PHASES[first["phase"]], "the others'" if "take" in _PHASES[first["phase"]] else "the others for"
+    words, takes = _PHASES[first["phase"]], "take" in _PHASES[first["phase"]]
     if first["what"] is not None and not pd.isna(first["what"]):
-        words, beside = f"its {shorten(str(first['what']), 40)} takes", "the others'"
+        words, takes = f"its {shorten(str(first['what']), 40)} takes", True
+    others, of_others, median = ("other", "other's", "") if ranks == 2 else ("others", "others'", " in the median")
+    beside = f"the {of_others}{median}" if takes else f"the {others}{median} for"
     of_names = "" if names is None else _where_time_goes(names, int(first["own_ns"] - first["others_ns"]))
     return f"{sentence}: {words} {ms(first['own_ns'])}, {beside} {ms(first['others_ns'])}{of_names}."
 

@@ -95,7 +95,10 @@ def why_waits_unknown(table: pd.DataFrame) -> str | None:
     left = table[table["wait_ns"].isna()]
     if left.empty:
         return None
-    reason = left["unmatched"].map(lambda why: f"collectives of different ranks could not be matched: {why}", "ignore")
+    reason = left["unmatched"].map(
+        lambda why: f"collectives of different ranks could not be matched: {why.replace('its rank', 'a rank', 1)}",
+        "ignore",
+    )
     reason = reason.astype(object).where(left["unmatched"].notna(), None)
     for chosen, why in (
         (

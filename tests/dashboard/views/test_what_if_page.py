@@ -44,7 +44,7 @@ def on(opened: Open) -> Callable[[str], AppTest]:
 
 def test_a_cap_is_predicted_beside_what_was_measured(on: Callable[[str], AppTest]) -> None:
     app = on("bucketed")
-    assert body_texts(app)[0].startswith("As recorded, a step took ")
+    assert body_texts(app)[0].startswith("As recorded, an undisturbed step took ")
     assert len(specs(app)) == 5
     slide(app, "bucket_cap_mb", "bucketed", 1.0)
     assert body_texts(app)[0].startswith("With bucket_cap_mb 1 a step is predicted to take ")
@@ -286,7 +286,7 @@ def test_of_anybodys_run_on_gpus_one_option_is_predicted(
     folded: str,
 ) -> None:
     app = opened(strangers, "what_if", run)
-    assert body_texts(app)[0].startswith("As recorded, a step took ")
+    assert body_texts(app)[0].startswith("As recorded, an undisturbed step took ")
     assert [slider.label.lower() for slider in app.select_slider] == [label]
     assert folded in body_texts(app)
     others = [text for text in body_texts(app) if text.startswith("Ranks: ")]

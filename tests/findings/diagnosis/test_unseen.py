@@ -61,7 +61,7 @@ def kernels(kind: str, *ends: float) -> list[dict[str, Any]]:
         ),
         (
             [kernels("AllReduce", 1000, 9000), kernels("AllGather", 1000, 9000)],
-            "collectives of different ranks could not be matched: its rank's collectives differ from rank",
+            "collectives of different ranks could not be matched: a rank's collectives differ from rank",
         ),
         (
             [kernels("AllReduce", 1000, 5000, 9000), kernels("AllReduce", 1300, 5600, 9900)],
