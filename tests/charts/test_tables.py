@@ -87,8 +87,8 @@ def test_summary_says_what_it_found_and_of_what() -> None:
     ]
     assert spec(chart)["description"] == (
         "Bars of 2 ranks, each split into compute only, compute and communication together, exposed, until the"
-        " last rank came, exposed, transfer, communication exposed, memory only, idle. Exposed 30.0 ms of communication:"
-        " 15\u00a0% of the step time."
+        " last rank came, exposed, transfer, communication exposed, memory only, idle."
+        " Exposed 30.0 ms of communication: 15\u00a0% of the step time."
     )
     axis = spec(chart)["layer"][0]["encoding"]["x"]
     assert axis["axis"]["title"] == "% of the step time"
