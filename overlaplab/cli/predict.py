@@ -44,7 +44,8 @@ def predict(
         str | None, typer.Option(metavar="L,L…", help="Layers of each stage of a pipeline, as in 1,3,3,1.")
     ] = None,
     no_straggler: Annotated[
-        bool, typer.Option("--no-straggler", help="Let every rank work as long as the median rank.")
+        bool,
+        typer.Option("--no-straggler", help="Let every rank work as long as the median rank, of two the faster one."),
     ] = False,
     edit: Annotated[
         list[str] | None,

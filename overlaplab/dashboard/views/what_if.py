@@ -47,7 +47,7 @@ _RANKS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1000, 2000, 5000, 10_000)
 _MICROBATCHES = (1, 2, 4, 8, 16, 32, 64)
 _ALGORITHMS: dict[Algorithm, str] = {"ring": "ring", "auto": "ring or trees"}
 _PREDICTED = [name for name, traits in TRAITS.items() if traits.is_played]
-_NO_STRAGGLER = "Every rank works as the median rank does."
+_NO_STRAGGLER = "Every rank works as the median rank does, of two as the faster one."
 _SKEWS: dict[Skew, str] = {"recorded": "recorded steps", "lognormal": "fitted distribution"}
 
 

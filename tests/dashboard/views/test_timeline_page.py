@@ -38,7 +38,7 @@ def test_it_says_what_it_shows_the_verdict_the_figures_and_what_to_do(opened, ru
     app = opened(runs, "timeline", "bucketed")
     # It opens at the step that speaks for the run. Of its 1000 µs, 500 are communication, 150 of them hidden.
     assert body_texts(app)[0] == (
-        "2 ranks, step 0 (the most exposed rank, its median step by exposed time), 1.0 ms from the first rank's"
+        "2 ranks, step 0 (the step of the verdict), 1.0 ms from the first rank's"
         " start to the last one's end: 0.70 ms of 1.0 ms of"
         " communication is exposed (35\u00a0% of this window, 2 ranks together). Most on rank 0: 0.35 ms."
     )
