@@ -429,6 +429,8 @@ def states(comm: Communicator, name: StrategyName) -> None:
         got = float(strategy(*BATCHES.rank_batch(9, 0, 0)))
     assert abs(got - want[0]) <= 1e-12
     assert len(set(want)) == 1
+    later = strategy.state_dict()  # this pass has left parameters gathered
+    assert all(torch.equal(value, later[key]) for key, value in state.items())
 
 
 @scenario(*REPLICATED, *PARTITIONED)
