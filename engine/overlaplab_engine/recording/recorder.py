@@ -8,7 +8,7 @@ import atexit
 import os
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from math import inf
 from numbers import Integral
 from pathlib import Path
@@ -136,6 +136,8 @@ class Recorder:
             self._watch = Watch(self._called_model(), self._watch_out, after_burst=after_burst)
         if self._out is None:
             self._closed = True
+            with suppress(EngineError):
+                self._listen()
         else:
             self._start()
         if self._watch is not None:  # after comm hooks have taken their places
@@ -144,10 +146,9 @@ class Recorder:
 
     def _start(self) -> None:
         try:
+            self._listen()
             _require_no_other()
             self._install_comm_hooks()
-            if self._request is not None and self._on_signal:
-                self._request.listen()
             if self._is_due():
                 self._begin_recording()
         except BaseException as error:
@@ -158,6 +159,11 @@ class Recorder:
             return
         _open.add(self)
         atexit.register(self.close)
+
+    def _listen(self) -> None:
+        """Take signals until the end, even if nothing is recorded: SIGUSR2 that nobody takes ends the process."""
+        if self._request is not None and self._on_signal:
+            self._request.listen()
 
     def step(self) -> None:
         """Mark the end of a step: call it after every optimizer step. Does nothing once all steps are recorded."""
@@ -204,6 +210,8 @@ class Recorder:
         """Stop recording and watching. The steps so far are kept; after the last one `step` has stopped recording."""
         if self._watch is not None:
             self._watch.close()
+        if self._request is not None:
+            self._request.stop()
         if not self._started or self._closed:
             return
         recording, self._recording = self._recording, None
@@ -228,8 +236,6 @@ class Recorder:
         self._closed = True
         _open.discard(self)
         atexit.unregister(self.close)
-        if self._request is not None:
-            self._request.stop()
 
     @property
     def _records_repeatedly(self) -> bool:
