@@ -126,7 +126,7 @@ class Recorder:
         """Start, before a step. An older run in the directory is deleted when the warm-up begins."""
         if self._started:
             raise EngineError("this Recorder was started before; make a new one for each recording")
-        self._started = True
+        self._started, self._pid = True, os.getpid()
         self._subject = _inspect(self._model)
         if self._comm_hook is not None:  # it is part of the training, recorded or not
             for ddp in self._subject.ddps:
@@ -212,8 +212,8 @@ class Recorder:
             self._watch.close()
         if self._request is not None:
             self._request.stop()
-        if not self._started or self._closed:
-            return
+        if not self._started or self._closed or self._pid != os.getpid():
+            return  # a child that was forked has the parent's profiler and files
         recording, self._recording = self._recording, None
         self._shut()
         if recording is not None:
