@@ -114,6 +114,8 @@ def test_run_json_says_what_is_known(tmp_path: Path, model: nn.Module) -> None:
             {"name": "0", "bytes": 160, "parameters": NAMES[:2]},
             {"name": "1", "bytes": 72, "parameters": NAMES[2:]},
         ],
+        "param_dtype": None,
+        "reduce_dtype": None,
         "buckets": [],
     }
 
