@@ -279,8 +279,8 @@ def find_fsdp2_waits(trace: Trace, launches: Sequence[Launched], compute: Interv
     for label in ranges:
         if label.word != "post_backward_reduce":
             continue
-        inside = launched_in(label)
-        for launched, end_ns in zip(inside, [*(other.at_ns for other in inside[1:]), label.end_ns], strict=True):
+        inside = launched_in(label)  # after the last whole step nothing
+        for launched, end_ns in zip(inside, [*(other.at_ns for other in inside[1:]), label.end_ns], strict=False):
             yield _wait_until_copied(launched, launched.at_ns, end_ns, compute)
     yield from _while_nothing_computes([each for each in launches if not each.launch.role], moments, compute)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import shutil
 from math import hypot
@@ -98,6 +99,17 @@ def test_what_cannot_be_played_has_no_remedies() -> None:
 
 def test_fsdp2_is_played_with_larger_units() -> None:
     assert {"larger_units", "half_the_bytes"} <= set(gains(sample_run("torch-fsdp2"))["remedy"])
+
+
+def test_fsdp2_is_played_though_its_loop_ended_within_a_step(tmp_path: Path) -> None:
+    """Ranges that follow the last whole step launch nothing in steps."""
+    for path in (SAMPLES / "torch-fsdp2").glob("rank*.gz"):
+        document = json.loads(gzip.decompress(path.read_bytes()))
+        begun = [event for event in document["traceEvents"] if event["name"].startswith("ProfilerStep#")]
+        document["traceEvents"].remove(max(begun, key=lambda event: float(event["ts"])))
+        (tmp_path / path.stem).write_text(json.dumps(document))
+    shutil.copy(SAMPLES / "torch-fsdp2" / "run.json", tmp_path)
+    assert recorded_programs(overlaplab.load_run(tmp_path)) is not None
 
 
 @pytest.mark.parametrize("name", ["torch-fsdp2", "11-fsdp2-tiny-units"])

@@ -44,7 +44,7 @@ class Idle:
 
 def probe_ns() -> int:
     """How long a fixed computation takes on this thread: the median of three."""
-    a = torch.ones(PROBE, PROBE)
+    a = torch.ones(PROBE, PROBE, dtype=torch.float32, device="cpu")  # whatever the loop has for defaults
     took = []
     for _ in range(3):
         since = time.perf_counter_ns()

@@ -8,7 +8,7 @@ import atexit
 import os
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from math import inf
 from numbers import Integral
 from pathlib import Path
@@ -126,7 +126,7 @@ class Recorder:
         """Start, before a step. An older run in the directory is deleted when the warm-up begins."""
         if self._started:
             raise EngineError("this Recorder was started before; make a new one for each recording")
-        self._started = True
+        self._started, self._pid = True, os.getpid()
         self._subject = _inspect(self._model)
         if self._comm_hook is not None:  # it is part of the training, recorded or not
             for ddp in self._subject.ddps:
@@ -136,6 +136,8 @@ class Recorder:
             self._watch = Watch(self._called_model(), self._watch_out, after_burst=after_burst)
         if self._out is None:
             self._closed = True
+            with suppress(EngineError):
+                self._listen()
         else:
             self._start()
         if self._watch is not None:  # after comm hooks have taken their places
@@ -144,10 +146,9 @@ class Recorder:
 
     def _start(self) -> None:
         try:
+            self._listen()
             _require_no_other()
             self._install_comm_hooks()
-            if self._request is not None and self._on_signal:
-                self._request.listen()
             if self._is_due():
                 self._begin_recording()
         except BaseException as error:
@@ -158,6 +159,11 @@ class Recorder:
             return
         _open.add(self)
         atexit.register(self.close)
+
+    def _listen(self) -> None:
+        """Take signals until the end, even if nothing is recorded: SIGUSR2 that nobody takes ends the process."""
+        if self._request is not None and self._on_signal:
+            self._request.listen()
 
     def step(self) -> None:
         """Mark the end of a step: call it after every optimizer step. Does nothing once all steps are recorded."""
@@ -204,8 +210,10 @@ class Recorder:
         """Stop recording and watching. The steps so far are kept; after the last one `step` has stopped recording."""
         if self._watch is not None:
             self._watch.close()
-        if not self._started or self._closed:
-            return
+        if self._request is not None:
+            self._request.stop()
+        if not self._started or self._closed or self._pid != os.getpid():
+            return  # a child that was forked has the parent's profiler and files
         recording, self._recording = self._recording, None
         self._shut()
         if recording is not None:
@@ -228,8 +236,6 @@ class Recorder:
         self._closed = True
         _open.discard(self)
         atexit.unregister(self.close)
-        if self._request is not None:
-            self._request.stop()
 
     @property
     def _records_repeatedly(self) -> bool:

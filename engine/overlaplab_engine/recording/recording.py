@@ -20,6 +20,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parameter import is_lazy
 
 from overlaplab_engine.errors import EngineError
+from overlaplab_engine.labels import dtype_name
 from overlaplab_engine.network.process_group import BACKEND
 from overlaplab_engine.recording import facts
 from overlaplab_engine.recording.borders import UnitBorders
@@ -449,11 +450,15 @@ def _model_facts(subject: Subject) -> dict[str, Any]:
     if not subject.roots or any(isinstance(module, FullyShardedDataParallel) for module in modules):
         return {}
     caps = {round(ddp.bucket_bytes_cap / MIB, 3) for ddp in subject.ddps}
+    precisions = {root.precision for root in subject.roots}
+    param_dtype, reduce_dtype = precisions.pop() if len(precisions) == 1 else (None, None)
     return {
         "model": {"parameters": sum(facts.whole_shape(p).numel() for p in subject.parameters.values())},
         "bucket_cap_mb": caps.pop() if len(caps) == 1 else None,
         "parameters": facts.named_parameters(subject.parameters.items(), subject.units),
-        "units": facts.named_units(subject.units),
+        "units": facts.named_units(subject.units, param_dtype),
+        "param_dtype": param_dtype and dtype_name(param_dtype),
+        "reduce_dtype": reduce_dtype and dtype_name(reduce_dtype),
     }
 
 

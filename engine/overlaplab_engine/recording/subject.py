@@ -7,9 +7,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from overlaplab_engine.models.units import Unit, by_block
@@ -50,6 +52,13 @@ class Root:
             return bool(self.ddp.require_backward_grad_sync)
         groups = [group for state in _fsdp2_states(self.module) for group in _fsdp2_groups(state)]
         return not groups or any(group.reduce_grads for group in groups)
+
+    @property
+    def precision(self) -> tuple[torch.dtype | None, torch.dtype | None]:
+        """The types in which FSDP2 gathers parameters and reduces gradients; None: their own, or several."""
+        groups = [group for state in _fsdp2_states(self.module) for group in _fsdp2_groups(state)]
+        policies = {(group.mp_policy.param_dtype, group.mp_policy.reduce_dtype) for group in groups}
+        return policies.pop() if len(policies) == 1 else (None, None)
 
     @contextmanager
     def naming_ranges(self) -> Iterator[Callable[[], None]]:
@@ -145,7 +154,9 @@ def _root(holder: nn.Module, prefix: str) -> Root:
     for unit in units if prefix else ():
         unit.name = _with_prefix(prefix, "" if unit.name == "root" else unit.name)
         unit.parameters = {prefix + name: parameter for name, parameter in unit.parameters.items()}
-    return Root(module, {prefix + name: p for name, p in module.named_parameters()}, units, prefix, ddp)
+    sharded = _fsdp2_parts(module)
+    parameters = {prefix + name: sharded.get(id(p), p) for name, p in module.named_parameters()}
+    return Root(module, parameters, units, prefix, ddp)
 
 
 def _with_prefix(prefix: str, names: str) -> str:
@@ -165,8 +176,20 @@ def _fsdp2_groups(state: Any) -> list[Any]:
     return [group for group in groups if group is not None]
 
 
+def _fsdp2_parts(root: nn.Module) -> dict[int, nn.Parameter]:
+    """The parts of parameters that FSDP2 keeps, by the identity of what stands in the model: these or gathered ones."""
+    groups = [group for state in _fsdp2_states(root) for group in _fsdp2_groups(state)]
+    return {
+        id(getattr(parameter, form, None)): parameter.sharded_param
+        for group in groups
+        for parameter in group.fsdp_params
+        for form in ("sharded_param", "_sharded_post_forward_param", "_unsharded_param")
+    }
+
+
 def _fsdp2_units(root: nn.Module) -> list[Unit]:
-    """Modules that were sharded together form one unit, such as `norm, output`; all other parameters are the root's.
+    """Modules that were sharded together form one unit, such as `norm, output`; all other parameters that FSDP2 shards
+    are the root's.
 
     Source: `_init_fqns`, torch/distributed/fsdp/_fully_shard/_fsdp_state.py.
     """
@@ -175,7 +198,10 @@ def _fsdp2_units(root: nn.Module) -> list[Unit]:
     for state, unit in units_by_state.items():
         together = ", ".join(name for name, its_state in states.items() if its_state == state)
         unit.name = _WRAPPERS.sub("", together).removeprefix(".") or "root"
+    parts = _fsdp2_parts(root)
     for name, parameter in root.named_parameters():
-        innermost = max((module for module in states if not module or name.startswith(f"{module}.")), key=len)
-        units_by_state[states[innermost]].parameters[name] = parameter
+        part = parts.get(id(parameter), parameter)
+        if isinstance(part, DTensor):  # else FSDP2 ignores it
+            innermost = max((module for module in states if not module or name.startswith(f"{module}.")), key=len)
+            units_by_state[states[innermost]].parameters[name] = part
     return [unit for unit in units_by_state.values() if unit.parameters]

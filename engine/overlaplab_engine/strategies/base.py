@@ -257,12 +257,13 @@ class Strategy(ABC):
         Every rank must call it, and gets all of it; tensors may share the model's memory.
         """
         full = self.full_parameters()
-        names = {id(p): name for name, p in self.model.named_parameters()}
         self._assembling = True
         try:
             state = self.model.state_dict(keep_vars=True)
         finally:
             self._assembling = False
+        # Only now: FSDP2 has just freed what a forward pass without a backward pass had left gathered.
+        names = {id(p): name for name, p in self.model.named_parameters()}
         return {
             key: full[names[id(value)]] if id(value) in names else value.detach() if torch.is_tensor(value) else value
             for key, value in state.items()

@@ -116,7 +116,7 @@ class Zero3(Sharded):
 
     def _register_hooks(self, unit: ShardedUnit) -> None:
         for module in unit.modules:
-            module.register_forward_pre_hook(partial(self._before_forward, unit), with_kwargs=True)
+            module.register_forward_pre_hook(partial(self._before_forward, unit), prepend=True, with_kwargs=True)
             module.register_forward_hook(partial(self._after_forward, unit), with_kwargs=True)
         for number, parameter in enumerate(unit.parameters):
             if parameter.requires_grad:

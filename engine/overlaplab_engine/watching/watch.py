@@ -95,6 +95,7 @@ class Watch:
         self._measured = False  # whether this step is one of a burst
         self._clock: WatchHostClock | EventClock = WatchHostClock()
         self._pid = os.getpid()
+        self._earlier_errors = set[int]()  # before the start
 
     def __enter__(self) -> Self:
         return self.start()
@@ -108,6 +109,7 @@ class Watch:
         if self._started:
             raise EngineError("this watch was started before; make a new one for each training")
         self._started = True
+        self._earlier_errors = _errors()
         try:
             if _watching is not None:
                 raise EngineError(f"another watch is open, on {_watching._out}; close it first")
@@ -161,8 +163,7 @@ class Watch:
         try:
             if self._log is not None:
                 self._clock.begin_step()
-            # The second is set where an error has ended the interpreter.
-            failed = sys.exc_info()[0] is not None or hasattr(sys, "last_value")
+            failed = not _errors() <= self._earlier_errors
             since_ns = max(0, time.perf_counter_ns() - self._step_start_ns)
             self._write(self._look(LookFlag.FAILED, self._step, since_ns) if failed else ())
             self._shut()
@@ -391,6 +392,14 @@ class Watch:
     def _is_ours(self) -> bool:
         """Whether this process is the one that watches, and not a fork, such as a data loader's worker."""
         return self._pid == os.getpid()
+
+
+def _errors() -> set[int]:
+    """The error that is being handled, and the one that has ended the interpreter, or a notebook's cell; by id, as
+    errors hold tensors of the frames that they passed.
+    """
+    errors = (sys.exc_info()[1], getattr(sys, "last_value", None))
+    return {id(error) for error in errors if error is not None}
 
 
 def _profiler_runs() -> bool:

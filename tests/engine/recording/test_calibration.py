@@ -1,7 +1,11 @@
 """What is measured before the first step, put together from the ranks."""
 
+from collections.abc import Iterator
+
+import pytest
+import torch
 from overlaplab_engine.network.link import Kind
-from overlaplab_engine.recording.calibration import Idle
+from overlaplab_engine.recording.calibration import PROBE, Idle, probe_ns
 from overlaplab_engine.recording.manifest import Before, Outcome, Recorded, calibration
 
 
@@ -31,3 +35,21 @@ def test_units_take_the_ranks_median_and_collectives_what_the_last_rank_saw() ->
         "collectives": [{"kind": "all_reduce", "bytes": 64, "took_ns": [2, 5], "used_ns": [3, 6]}],
         "probe_ns": [[5, 6], [5, 6], [5, 6]],
     }
+
+
+@pytest.fixture
+def other_defaults() -> Iterator[None]:
+    torch.set_default_device("meta")
+    torch.set_default_dtype(torch.bfloat16)
+    yield
+    torch.set_default_dtype(torch.float32)
+    torch.set_default_device(None)
+
+
+def test_the_probe_is_the_same_whatever_the_loop_has_for_defaults(
+    other_defaults: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    multiplied = []
+    monkeypatch.setattr(torch, "mm", lambda a, b: multiplied.append(a))
+    probe_ns()
+    assert {(a.device.type, a.dtype, a.shape) for a in multiplied} == {("cpu", torch.float32, (PROBE, PROBE))}

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -113,6 +114,8 @@ def test_run_json_says_what_is_known(tmp_path: Path, model: nn.Module) -> None:
             {"name": "0", "bytes": 160, "parameters": NAMES[:2]},
             {"name": "1", "bytes": 72, "parameters": NAMES[2:]},
         ],
+        "param_dtype": None,
+        "reduce_dtype": None,
         "buckets": [],
     }
 
@@ -180,6 +183,22 @@ def test_a_loop_that_ends_early_leaves_the_steps_that_it_made(tmp_path: Path, mo
     found = names_in(tmp_path / "rank0.pt.trace.json.gz")
     assert [name for name in found if name.startswith("ProfilerStep")] == ["ProfilerStep#1", "ProfilerStep#2"]
     assert overlaplab.summary(overlaplab.load_run(tmp_path))["step"].tolist() == [1, 2]
+
+
+def test_a_forked_process_leaves_the_recording_to_its_parent(tmp_path: Path, model: nn.Module) -> None:
+    """At its end Python closes the Recorder that it inherited."""
+    with Recorder(tmp_path, model, warmup=1, steps=3) as recorder:
+        train(model, recorder, 2)
+        child = os.fork()
+        if child == 0:
+            try:
+                recorder.close()
+            finally:
+                os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+        assert list(tmp_path.iterdir()) == []
+        train(model, recorder, 2)
+    assert recorder.done
 
 
 def test_an_exception_leaves_the_steps_before_it(tmp_path: Path, model: nn.Module) -> None:

@@ -9,6 +9,7 @@ import json
 import warnings
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -21,7 +22,7 @@ from ranks.engine_ranks import Scenarios
 from ranks.recorded_ranks import NAMES, expect_named, expect_same, folder, labels_of, train, tripled, wrapped
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import overlaplab
@@ -105,6 +106,34 @@ def on_two_meshes(comm: Communicator, mesh: DeviceMesh) -> object:
     other = DeviceMesh.from_group(dist.new_group(list(range(comm.world_size))), "cpu")
     infos = [FSDPMeshInfo(each, shard_mesh_dim=0) for each in (mesh, other)]
     return lambda parameter: ShardPlacementResult(placement=Shard(0), mesh_info=infos[parameter.ndim - 1])
+
+
+@scenario("mixed", "gathered", "assigned", "ignored")
+def units_of_fsdp2_are_as_large_as_what_is_gathered(comm: Communicator, name: str) -> None:
+    """Also where an evaluation has left bf16 gathered, or a state was loaded; what FSDP2 ignores is in no unit."""
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    options: dict[str, Any] = {"ignored_params": {model[0].bias}} if name == "ignored" else {"mp_policy": policy}
+    for module in (model[0], model):
+        fully_shard(module, mesh=DeviceMesh.from_group(comm.group, "cpu"), **options)
+    if name == "gathered":
+        with torch.no_grad():
+            model(torch.ones(2, 8))
+    if name == "assigned":  # FSDP2 sees it in the next forward pass
+        model.load_state_dict({key: value.clone() for key, value in model.state_dict().items()}, assign=True)
+    out = folder(comm)
+    assert record(comm, out, model, model) == []
+    manifest = json.loads((out / "run.json").read_text())
+    assert {(p["dtype"], p["bytes"]) for p in manifest["parameters"]} == {("float32", 256), ("float32", 32)}
+    types = manifest["param_dtype"], manifest["reduce_dtype"]
+    sizes = {unit["name"]: unit["bytes"] for unit in manifest["units"]}
+    if name == "ignored":
+        assert (types, sizes) == ((None, None), {"0": 256, "root": 288})
+        assert [p["name"] for p in manifest["parameters"] if p["unit"] is None] == ["0.bias"]
+    else:
+        assert (types, sizes) == (("bfloat16", "float32"), {"0": 144, "root": 144})
+    gathers = overlaplab.schedule(overlaplab.load_run(out))
+    assert set(zip(gathers["unit"], gathers["bytes"], strict=True)) == set(sizes.items()), gathers
 
 
 @scenario()

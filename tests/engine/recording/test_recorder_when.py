@@ -119,6 +119,27 @@ def test_signals_are_for_the_main_thread(tmp_path: Path, model: nn.Module) -> No
         ThreadPoolExecutor().submit(recorder.start).result()
 
 
+@pytest.mark.parametrize("why", ["no directory", "a profiler runs"])
+def test_a_signal_ends_no_training_of_which_nothing_is_recorded(
+    tmp_path: Path, model: nn.Module, heard: list[int], monkeypatch: pytest.MonkeyPatch, why: str
+) -> None:
+    monkeypatch.delenv("OVERLAPLAB_RECORD", raising=False)
+    signal.signal(signal.SIGUSR2, signal.SIG_DFL)
+    if why == "no directory":
+        recorder = Recorder(None, model, on_signal=True).start()
+    else:
+        with profile(), pytest.warns(UserWarning, match="nothing is recorded: a profiler is running"):
+            recorder = Recorder(tmp_path, model, on_signal=True).start()
+    assert signal.getsignal(signal.SIGUSR2) is not signal.SIG_DFL  # which would end the process
+    os.kill(os.getpid(), signal.SIGUSR2)
+    for _ in range(6):
+        train(model)
+        recorder.step()
+    recorder.close()
+    assert signal.getsignal(signal.SIGUSR2) is signal.SIG_DFL
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_the_environment_names_the_directory(tmp_path: Path, model: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OVERLAPLAB_RECORD", str(tmp_path / "there"))
     for out in (tmp_path / "here", None):

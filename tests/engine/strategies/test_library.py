@@ -207,6 +207,26 @@ def changes_in_place(comm: Communicator, name: StrategyName) -> None:
     parity(comm, name, seeded(Changing), lambda model, step, rank: model(inputs(step, rank)))
 
 
+class Scaled(nn.Module):
+    """Hooks of its layers read these layers' weights, as those of `weight_norm` do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(6, 6) for _ in range(3))
+        for layer in self.layers:
+            layer.register_forward_pre_hook(lambda layer, inputs: (inputs[0] * layer.weight.mean(),))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = torch.tanh(layer(x))
+        return x.square().mean()
+
+
+@scenario(*ALL)
+def hooks_that_read_weights(comm: Communicator, name: StrategyName) -> None:
+    parity(comm, name, seeded(Scaled), lambda model, step, rank: model(inputs(step, rank)))
+
+
 @scenario(*STRATEGIES)
 def several_forward_passes_before_one_backward(comm: Communicator, name: StrategyName) -> None:
     if name is StrategyName.TORCH_DDP:  # DDP's own reducer prepares for the last one only
@@ -429,6 +449,8 @@ def states(comm: Communicator, name: StrategyName) -> None:
         got = float(strategy(*BATCHES.rank_batch(9, 0, 0)))
     assert abs(got - want[0]) <= 1e-12
     assert len(set(want)) == 1
+    later = strategy.state_dict()  # this pass has left parameters gathered
+    assert all(torch.equal(value, later[key]) for key, value in state.items())
 
 
 @scenario(*REPLICATED, *PARTITIONED)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from overlaplab_engine.watching import looks
+from overlaplab_engine.watching.log import LookFlag
 from ranks.warm_ranks import WarmProcess
 
 import overlaplab
@@ -95,6 +98,24 @@ def test_looks_are_at_the_ends_of_steps_and_seldom(
     monkeypatch.setattr(looks, "LOOK_INTERVAL_NS", 0)
     train(tmp_path)
     assert cells(tmp_path, CellKind.ENQUEUED) == [4, 5, 6]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_only_an_error_since_the_start_ends_a_training(
+    tmp_path: Path, group: None, monkeypatch: pytest.MonkeyPatch, fails: bool
+) -> None:
+    """Within the handler of another one, as where a loop tries again, after a notebook's cell that has failed."""
+    monkeypatch.setattr(sys, "last_value", ValueError("an earlier cell"), raising=False)
+    try:
+        raise MemoryError
+    except MemoryError:
+        with suppress(KeyError), overlaplab.watch(torch.nn.Linear(1, 1), tmp_path) as watch:
+            dist.all_reduce(torch.ones(2))
+            watch.step()
+            if fails:
+                raise KeyError from None
+    flags = load_watched(tmp_path).ranks[0].cells_of_kind(CellKind.LOOK)["flags"].tolist()
+    assert flags == [LookFlag.STEP_ENDED, LookFlag.FAILED][: 1 + fails]
 
 
 def test_without_sequence_numbers_that_is_said_once(

@@ -79,7 +79,7 @@ class Partitioned(Sharded):
         self._units = [unit for unit in map(self._without_frozen, self.units()) if unit.parameters]
         for unit in self._units:
             for module in unit.modules:
-                module.register_forward_pre_hook(partial(self._before_forward, unit))
+                module.register_forward_pre_hook(partial(self._before_forward, unit), prepend=True)
         self._expect_parameters()
 
     def _make_bucket(self, index: int, members: list[int]) -> ShardedBucket:
