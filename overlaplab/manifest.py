@@ -329,6 +329,11 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     memory: tuple[Held, ...] = ()
     raw: dict[str, Any] = {}
 
+    def __repr__(self) -> str:
+        """Without `raw`, which says all of it again."""
+        fields = msgspec.structs.asdict(self).items()
+        return f"Manifest({', '.join(f'{name}={value!r}' for name, value in fields if name != 'raw')})"
+
     def __post_init__(self) -> None:
         if self.mesh is not None and self.mesh.size != self.world_size:
             raise ValueError(f"the mesh has {self.mesh.size} ranks, and world_size is {self.world_size}")

@@ -28,7 +28,8 @@ _COLUMNS = {
 def stragglers(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
     """One row per rank that took part in a collective whose waits are known; the most expensive first.
 
-    A collective's waits are known if that of a rank other than the last is, as of a reduce the root's.
+    A collective's waits are known if that of a rank other than the last is, as of a reduce the root's. Where steps are
+    marked, a collective counts that a rank launched in one of them.
 
     Columns: `rank` (Int64), `collectives` (those it took part in whose waits are known), `last` (in how many of them it
     arrived last, by more than the clocks may differ), `late_median_ns` and `late_max_ns` (Int64: how much later than
@@ -37,7 +38,9 @@ def stragglers(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
     which would vanish had it arrived with the second to last). `ranks` only selects rows: all ranks' arrivals count.
     Raises `OverlaplabError` for an unknown rank or step.
     """
-    rows = stragglers_of(collectives(run, replace(selection, ranks=None)))
+    table = collectives(run, replace(selection, ranks=None))
+    in_steps = table.loc[table["step"].notna(), "index"]  # none in a trace without steps
+    rows = stragglers_of(table[table["index"].isin(in_steps)] if len(in_steps) else table)
     if selection.ranks is None:
         return rows
     selected_traces(run, selection)  # raises for an unknown rank

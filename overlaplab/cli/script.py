@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -136,10 +137,10 @@ class Script(Struct, frozen=True):
 
 
 def _number(text: str) -> int | float | str:
-    """A value as JSON tells it; one whose text would change, such as `1e-3` or `007`, stays text."""
+    """A value as JSON tells it; one whose text would change, such as `1e-3` or `007`, and `inf` stay text."""
     for kind in (int, float):
         try:
-            if str(value := kind(text)) == text:
+            if str(value := kind(text)) == text and -inf < value < inf:
                 return value
         except ValueError:
             continue

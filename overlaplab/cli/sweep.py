@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -76,13 +77,18 @@ def in_rounds(
     What drifts while the sweep runs, such as a machine that gets warm, so falls on all settings alike.
     """
     dice = random.Random(seed)
-    return [
+    rounds = [
         [
             PlannedRecording(setting=settings[name], out=out / (name if number == 1 else f"{name}-{number}"))
             for name in dice.sample(list(settings), len(settings))
         ]
         for number in range(1, repeats + 1)
     ]
+    names = Counter(recording.name for recordings in rounds for recording in recordings)
+    if twice := [name for name, number in names.items() if number > 1]:
+        remedy = "Give values of which none is another one with such a number at its end, or --repeats 1."
+        raise OverlaplabError(f"two recordings would share the folder {twice[0]}", path=out, remedy=remedy)
+    return rounds
 
 
 def record_all(rounds: Sequence[Sequence[PlannedRecording]], recorder: Recorder) -> list[str]:

@@ -196,15 +196,17 @@ def rows_of_steps(trace: Trace, steps: Collection[int], within: tuple[int, int])
     # When the host launched what ends the last step.
     end_called = host[1] if after is None else int(called[device & (starts == after.start_ns)].min(initial=_NEVER))
     end_called = host[1] if end_called == _NEVER else end_called
+    sent = host[1]
     for _ in range(2):  # once more, over all the time that the communication found first takes
         rows = device & (starts <= span[1]) & (ends >= span[0])
         host = min(host[0], int(called[rows].min(initial=_NEVER))), host[1]
         # Without devices, `span` covers communication.
-        hosts = (host[0], max(host[1], end_called)) if device.any() else span
+        hosts = (host[0], max(host[1], end_called, sent)) if device.any() else span
         rows = rows | (~device & (starts <= hosts[1]) & (ends >= hosts[0]))
         rows = rows | (device & (called >= host[0]) & (called < host[1]))
         communicates = rows & (counting_as(trace, WorkKind.COMMUNICATION))
         span = (int(starts[communicates].min(initial=span[0])), int(ends[communicates].max(initial=span[1])))
+        sent = int(called[communicates & (calls >= 0)].max(initial=host[1]))  # for the ranges that name these launches
     rows = rows | _neighbours(trace, steps)
     rows[_last_ends(events["stream"].to_numpy(), ends, device & (called < host[0]))] = True
     if after is None:  # the trace may be a slice itself, which marks the end of its last step

@@ -89,7 +89,7 @@ def predict_document(prediction: Prediction, recorded: Run, predicted: Run) -> D
         "interval": _interval(prediction.interval),
         "gain": {
             "gain_ns": figures["recorded"]["step_ns"] - figures["predicted"]["step_ns"],
-            "half_ns": gain_half_ns(prediction.recorded_step_ns, prediction.interval),
+            "half_ns": gain_half_ns(prediction.recorded_step_ns, prediction.step_ns, prediction.interval),
         },
         "extrapolated": prediction.extrapolated,
         "warnings": [*findings.run_warnings(recorded), *([hops] if hops else [])],

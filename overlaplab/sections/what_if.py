@@ -143,7 +143,7 @@ class _ShownAnswer(Struct, frozen=True, kw_only=True):
     @property
     def doubt_ns(self) -> int:
         """What a gain must exceed."""
-        return gain_half_ns(self.measured_ns, self.interval)
+        return gain_half_ns(self.measured_ns, self.answer.mean_ns, self.interval)
 
     @property
     def ranks(self) -> int:

@@ -229,6 +229,12 @@ def test_edits_are_behind_the_link_that_is_asked_for(command: Any) -> None:
     assert step_ns(*faster) - step_ns(*faster, "--edit", "half-bytes") == pytest.approx(gained / 10, rel=0.1)
 
 
+def test_an_option_and_an_edit_of_one_setting_agree(command: Any) -> None:
+    code, _, error = command("predict", TRACES / "bucketed", "--bucket-cap-mb", 4, "--edit", "cap=8")
+    assert (code, error) == (2, "overlaplab: bucket_cap_mb is asked for twice. Give the option, or --edit.\n")
+    assert command("predict", TRACES / "bucketed", "--bucket-cap-mb", 8, "--edit", "cap=8")[0] == 0
+
+
 def test_edits_alone_need_not_all_ranks(command: Any, tmp_path: Path) -> None:
     """With run.json, which says that there are two ranks, and without."""
     sample = SWEEP.parent / "torch-ddp-gloo"

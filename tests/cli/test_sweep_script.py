@@ -18,7 +18,8 @@ from ranks.warm_ranks import run_launcher
 import overlaplab
 from overlaplab import OverlaplabError
 from overlaplab.cli import script
-from overlaplab.cli.script import settings
+from overlaplab.cli.script import _number, settings
+from overlaplab.cli.sweep import in_rounds
 
 LOOP = Path(__file__).parents[1] / "support" / "programs" / "swept_loop.py"
 SCRIPT = """
@@ -129,6 +130,19 @@ def test_an_interrupted_sweep_goes_on(sweep: Callable[..., Any]) -> None:
 def test_what_cannot_be_swept_is_one_line(command: list[str], caps: str | None, given: list[str], says: str) -> None:
     with pytest.raises(OverlaplabError, match=says):
         settings(command, caps, given)
+
+
+def test_two_recordings_never_share_a_folder(tmp_path: Path) -> None:
+    """The second recording of `a` would be called as the first one of `a-2`."""
+    planned = settings(["true", "{m}"], None, ["m=a,a-2"])
+    with pytest.raises(OverlaplabError, match="two recordings would share the folder m-a-2"):
+        in_rounds(planned, 2, tmp_path, 0)
+    assert len(in_rounds(planned, 1, tmp_path, 0)[0]) == 2
+
+
+def test_infinite_settings_stay_text() -> None:
+    """JSON has no such numbers: run.json could not be read."""
+    assert [_number(text) for text in ("inf", "-inf", "nan", "1.5", "7")] == ["inf", "-inf", "nan", 1.5, 7]
 
 
 def test_a_real_script_under_torchrun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: Any) -> None:

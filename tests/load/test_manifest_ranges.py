@@ -9,6 +9,7 @@ import pytest
 from made.traces import op, run_of, step
 
 from overlaplab.errors import OverlaplabError
+from overlaplab.manifest import Manifest
 
 
 def parameter(*shape: int, num_bytes: int = 4) -> dict[str, Any]:
@@ -42,3 +43,7 @@ def test_a_number_out_of_range_is_one_line(tmp_path: Path, changes: dict[str, An
     assert place in str(error.value)
     assert "run.json" in str(error.value)
     assert "Remove it to open the traces without it." in str(error.value)
+
+
+def test_what_is_shown_of_a_manifest_says_nothing_twice() -> None:
+    assert "raw=" not in repr(Manifest(format_version=1, world_size=2, raw={"world_size": 2}))

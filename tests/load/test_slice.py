@@ -14,13 +14,15 @@ import pandas as pd
 import pytest
 from made.hosts import loop
 from made.traces import event, gloo, launched, op, run_of, step, write
-from pandas.testing import assert_frame_equal
+from pandas.testing import assert_frame_equal, assert_series_equal
 from samples import sample_run
 
-from overlaplab import OverlaplabError, Run, buckets, load_run, schedule, summary, volume
+from overlaplab import OverlaplabError, Run, buckets, exposed, load_run, schedule, stragglers, summary, volume
 from overlaplab.evidence.host_work import host_work
 from overlaplab.load.cut import slice_run, whole_folder
 from overlaplab.selection import Selection
+from overlaplab.simulate.predictions.predict import predict
+from overlaplab.simulate.programs.setting import Setting
 
 SAMPLES = Path(__file__).parents[2] / "traces"
 RUNS = sorted(path.parent.name for path in SAMPLES.glob("*/run.json"))
@@ -36,6 +38,12 @@ def assert_same_figures(part: Run, whole: Run, steps: list[int]) -> None:
         if figure is summary:
             mine, theirs = mine.drop(columns="start_ns"), theirs.drop(columns="start_ns")
         assert_frame_equal(mine, theirs.reset_index(drop=True))
+    # A slice may know less well how far clocks differ, and so who came last.
+    mine, theirs = (
+        table.set_index("rank")["collectives"]
+        for table in (stragglers(part), stragglers(whole, Selection(steps=steps)))
+    )
+    assert_series_equal(mine, theirs)
 
 
 def raw_events(path: Path) -> list[dict[str, Any]]:
@@ -110,6 +118,25 @@ def test_gpu_steps(tmp_path: Path, first: int, last: int) -> None:
     part = load_run(tmp_path / "part")
     assert_same_figures(part, whole, list(range(first, last)))
     assert sorted(summary(part)["step"].unique().tolist()) == list(range(first, last))
+
+
+def test_a_unit_is_named_though_its_gather_was_launched_for_the_next_step(tmp_path: Path) -> None:
+    """It begins in step 12, and what launched it lies behind that step's end on the host."""
+    whole = sample_run("h100/torch-fsdp2")
+    slice_run(whole, 12, 13, tmp_path / "part")
+    mine, theirs = (
+        exposed(run, Selection(steps=[12])).drop(columns="collective") for run in (load_run(tmp_path / "part"), whole)
+    )
+    assert_frame_equal(mine.reset_index(drop=True), theirs.reset_index(drop=True))
+
+
+def test_without_launch_overhead_a_slice_takes_as_long_as_its_step(tmp_path: Path) -> None:
+    """It has the collectives of the neighbouring steps, and not their computation."""
+    whole = sample_run("h100/torch-ddp")
+    slice_run(whole, 14, 15, tmp_path / "part")
+    setting = Setting(edits=(("no-launch-overhead", None),))
+    mine, theirs = predict(load_run(tmp_path / "part"), setting), predict(whole, setting)
+    assert mine.step_ns == pytest.approx(theirs.step_ns, abs=1_000_000)
 
 
 def test_what_a_host_does_before_the_next_kernel_comes_along(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
@@ -234,6 +235,16 @@ def test_units_stay_gathered_for_their_backward_pass() -> None:
     assert keep_gathered(kept) is None
 
 
+def test_what_each_forward_pass_gathers_stays() -> None:
+    """Of two microbatches without a reduce-scatter the root is gathered before each, and freed after it."""
+    gathers = ("root 0 forward", "a 0 forward", "a 0 backward", "root 1 forward", "a 1 forward", "a 1 backward")
+    moves = [Launch(key, 5, role="gather", what=what) for key, what in enumerate(gathers)]
+    kept = keep_gathered([[End(), *moves, End()]])
+    assert kept is not None
+    left = [move.what for move in kept[0] if isinstance(move, Launch)]
+    assert left == ["root 0 forward", "a 0 forward", "root 1 forward", "a 1 forward"]
+
+
 def test_other_collectives_are_named_by_number_size_and_place() -> None:
     keys = {launch.key for launch in METRICS}
     step = STEP[1:-1]
@@ -269,6 +280,34 @@ def test_collectives_merged_with_their_neighbours() -> None:
     assert sent == [["flags", "metric 0", "metric 2", "w"], ["flags", "metric 2", "w"]], "one rank sends no metric 0"
     apart = [*STEP[:9], Mark("use", "a"), *STEP[9:12], Mark("use", "b"), *STEP[12:]]
     assert merge_collectives([apart], lambda _kind, _size: None) is None
+
+
+@pytest.mark.parametrize(
+    ("moves", "took"),
+    [
+        ("a wait-a b wait-b work", (180, 140)),
+        ("a b wait-a work", (140, 140)),
+        ("a wait-a b work wait-b", (140, 140)),
+        ("a wait-a work b", (140, 140)),
+    ],
+)
+def test_what_is_merged_is_waited_for_as_soon_as_any_of_it(moves: str, took: tuple[int, int]) -> None:
+    """Each takes 40, and so does the merged one; the computation takes 100."""
+    by_word = {
+        **{key: Launch(key, 40, "all_reduce", 4) for key in "ab"},
+        **{f"wait-{key}": Wait(key) for key in "ab"},
+        "work": Work(100),
+    }
+    program = [
+        End(),
+        Mark("forward"),
+        Mark("forward_end"),
+        *(by_word[word] for word in moves.split()),
+        End(),
+    ]
+    changed = merge_collectives([program], lambda *_: 40)
+    assert changed is not None
+    assert (spans([program]), spans(changed)) == ([[took[0]]], [[took[1]]])
 
 
 def test_collectives_waited_for_when_the_step_ends() -> None:

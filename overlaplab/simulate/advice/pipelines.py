@@ -58,7 +58,7 @@ def pipeline_gain_half_ns(run: Run) -> int:
     played = play_pipeline((recorded[0], *recorded))  # the first fills the pipeline
     spans_ns = np.array([played.spans_ns(rank)[1:] for rank in range(len(played.ends_ns))]).mean(axis=0)
     mean_ns = mean_step_ns(run, recorded_spans_ns(run))
-    return gain_half_ns(mean_ns, prediction_interval(run, mean_ns, spans_ns.tolist()))
+    return gain_half_ns(mean_ns, mean_ns, prediction_interval(run, mean_ns, spans_ns.tolist()))
 
 
 def _changed_shapes(recorded: tuple[Shape, ...]) -> Iterator[tuple[str, str, tuple[Shape, ...]]]:

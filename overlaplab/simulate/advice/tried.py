@@ -86,7 +86,7 @@ def played_gain_half_ns(run: Run) -> int | None:
     if not played.size:
         return None
     step_ns = mean_step_ns(run, recorded_spans_ns(run))
-    return gain_half_ns(step_ns, prediction_interval(run, step_ns, played.mean(axis=0).tolist()))
+    return gain_half_ns(step_ns, step_ns, prediction_interval(run, step_ns, played.mean(axis=0).tolist()))
 
 
 def replayed_spans_ns(run: Run) -> npt.NDArray[np.int64]:
@@ -225,7 +225,7 @@ def device_settings(run: Run) -> tuple[SettingPlayed, ...]:
             option="cap" if bucket_bytes else "prefetch",
             value=value,
             spans_ns=answer.spans_ns,
-            half_ns=gain_half_ns(step_ns, interval(run, answer)),
+            half_ns=gain_half_ns(step_ns, answer.mean_ns, interval(run, answer)),
             caps_mb=(value,) if bucket_bytes else (),
             sizes=bucket_bytes,
             memory_bytes=0 if bucket_bytes else None,

@@ -8,7 +8,7 @@ SyncBatchNorm, the next layer needs.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from itertools import chain, groupby
 
 from msgspec.structs import replace
@@ -168,8 +168,28 @@ def merge_collectives(programs: Sequence[Program], takes: Takes) -> list[Program
             took_ns = longest.transfer_ns + round(further * largest.transfer_ns)
         last[group[-1].key] = replace(group[-1], bytes=num_bytes, transfer_ns=max(took_ns, 0))
         gone.update(launch.key for launch in group[:-1])
-    left = [without_launches(program, gone) for program in programs]
+    into = {launch.key: group[-1].key for group in groups for launch in group[:-1]}
+    left = [without_launches(_wait_for_merged(program, into), gone) for program in programs]
     return [change_launches(program, lambda launch: last.get(launch.key, launch)) for program in left]
+
+
+def _wait_for_merged(program: Program, into: Mapping[Hashable, Hashable]) -> list[Move]:
+    """Who waits for a collective that is merged waits for what it is merged into, once that is launched."""
+    moves: list[Move] = []
+    launched: set[Hashable] = set()
+    due: dict[Hashable, Wait] = {}
+    for move in program:
+        moves.append(move)
+        if isinstance(move, Wait) and move.key in into:
+            wait = Wait(into[move.key], move.wake_ns)
+            if wait.key in launched:
+                moves.append(wait)
+            else:
+                due[wait.key] = wait
+        elif isinstance(move, Launch):
+            launched.add(move.key)
+            moves += [due.pop(move.key)] if move.key in due else []
+    return moves
 
 
 def _neighbours(program: Program) -> Iterator[list[Launch]]:

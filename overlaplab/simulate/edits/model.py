@@ -45,8 +45,8 @@ def keep_gathered(programs: Sequence[Program]) -> list[list[Move]] | None:
             if isinstance(move, End):
                 gathered.clear()
             elif isinstance(move, Launch) and move.what is not None and move.role in ("gather", "scatter"):
-                unit = move.what.split(" ")[0]
-                if move.role == "gather" and unit not in gathered:
+                unit, *others = move.what.split(" ")  # of a gather its microbatch and phase, where they are known
+                if move.role == "gather" and (unit not in gathered or others[-1:] == ["forward"]):
                     gathered.add(unit)
                 else:
                     gathered.discard(unit)

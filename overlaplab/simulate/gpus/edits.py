@@ -12,7 +12,7 @@ from overlaplab.evidence.dependencies import device_events
 from overlaplab.evidence.passes import pass_labels, update_labels
 from overlaplab.evidence.purposes import BUFFERS, UPDATED, Role
 from overlaplab.evidence.sending import gatherings
-from overlaplab.simulate.edits.hosts import between_marks
+from overlaplab.simulate.edits.hosts import between_marks, without_launch_overhead
 from overlaplab.simulate.edits.model import GRADIENTS, halve_bytes
 from overlaplab.simulate.gpus.edit import EventKey
 from overlaplab.simulate.gpus.streams import DevicePrograms
@@ -134,6 +134,19 @@ def change_hosts(programs: DevicePrograms, change: Callable[[Program], list[Move
     changed: list[Program] = []
     for host, *streams in programs.ranks:
         changed += [change(host), *streams]
+    return None if changed == list(programs.programs) else changed
+
+
+def launch_at_once(programs: DevicePrograms) -> Programs | None:
+    """Hosts launch in no time, from the first step's first kernel on: of a slice, what ran before that is missing."""
+    changed: list[Program] = []
+    for host, *lanes in programs.ranks:
+        begins = lanes[-1][0]  # the wait for the first step's first kernel
+        assert isinstance(begins, Wait)
+        assert isinstance(begins.key, EventKey)
+        launched = Note(begins.key._replace(word="launched"))
+        first = host.index(launched) if launched in host else 0
+        changed += [[*host[:first], *without_launch_overhead(host)[first:]], *lanes]
     return None if changed == list(programs.programs) else changed
 
 

@@ -97,15 +97,16 @@ def prediction_interval(
     return replace(sure, transfers_ns=transfers_ns, extrapolation_ns=beyond_ns)
 
 
-def gain_half_ns(measured_ns: float, sure: Interval) -> int:
+def gain_half_ns(measured_ns: float, step_ns: float, sure: Interval) -> int:
     """Half of the 95 % interval of the difference between two settings that were predicted from one recording.
 
     They share the recording, and with it its steps and by how much it differs from another. So of `sure`, the interval
-    of one of them, what the model, T of other sizes and an extrapolation are off counts alone, and what such
-    differences miss: a share of the recorded mean step, so that it is the same for all settings that are not
-    extrapolated. `advise`, `predict` and What if tell this one.
+    of one of them, which takes `step_ns`, what the model, T of other sizes and an extrapolation are off counts alone,
+    and what such differences miss: a share of the recorded mean step, so that it is the same for all settings that are
+    not extrapolated. `advise`, `predict` and What if tell this one.
     """
-    off = (sure.model_ns, sure.transfers_ns, sure.extrapolation_ns, _Z * DIFFERENCES_MISS * measured_ns)
+    model_ns = sure.model_ns * measured_ns / step_ns if step_ns else 0.0  # it is a share of the predicted step
+    off = (model_ns, sure.transfers_ns, sure.extrapolation_ns, _Z * DIFFERENCES_MISS * measured_ns)
     return round(hypot(*off))
 
 

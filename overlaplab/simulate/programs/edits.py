@@ -19,7 +19,6 @@ from overlaplab.simulate.edits.hosts import (
     host_works,
     without_device_waits,
     without_host_work,
-    without_launch_overhead,
     without_pauses,
 )
 from overlaplab.simulate.gpus import edits as devices
@@ -206,7 +205,7 @@ EDITS = {
     ),
     "no-launch-overhead": Edit(
         remedy="launch_overhead",
-        on_devices=lambda _run, programs, _value: devices.change_hosts(programs, without_launch_overhead),
+        on_devices=lambda _run, programs, _value: devices.launch_at_once(programs),
     ),
     "no-device-waits": Edit(
         remedy="device_waits",

@@ -188,8 +188,20 @@ def test_the_same_gain_is_as_certain_here_as_in_what_if_and_predict() -> None:
     assert set(advise(run)["half_ns"]) == {half_ns}
     assert half_ns == pytest.approx(1.96 * 0.033 * measured_ns, rel=1e-3)
     predicted = predict(run, Setting(bucket_cap_mb=2.0))
-    assert gain_half_ns(predicted.recorded_step_ns, predicted.interval) == pytest.approx(half_ns, rel=1e-3)
+    assert gain_half_ns(predicted.recorded_step_ns, predicted.step_ns, predicted.interval) == pytest.approx(
+        half_ns, rel=1e-3
+    )
     answer = what_if.answer(run, Question(setting=Setting(bucket_cap_mb=2.0)))
     sure = interval(run, answer, recorded_caps(run.manifest, [])) if run.manifest else None
     assert sure is not None
-    assert gain_half_ns(measured_ns, sure) == pytest.approx(half_ns, rel=1e-3)
+    assert gain_half_ns(measured_ns, answer.mean_ns, sure) == pytest.approx(half_ns, rel=1e-3)
+
+
+def test_edits_are_as_certain_in_the_table_of_gains_as_in_predict() -> None:
+    """What the model is off is a share of the step, and counts by the recorded one."""
+    run = sample_run("h100/loops/norms")
+    halves = gains(run).set_index("remedy")["half_ns"]
+    for remedy, edit in (("device_waits", "no-device-waits"), ("no_pause", "no-pause")):
+        predicted = predict(run, Setting(edits=((edit, None),)))
+        half_ns = gain_half_ns(predicted.recorded_step_ns, predicted.step_ns, predicted.interval)
+        assert half_ns == pytest.approx(halves[remedy], abs=1000), edit

@@ -70,8 +70,8 @@ def test_a_gain_is_as_certain_as_predict_says(ddp: Run) -> None:
     setting = Setting(bucket_cap_mb=64.0)
     expected = predict(ddp, setting)
     parts = what_if_parts(ddp, Question(setting=setting), NONE_RECORDED, None)
-    half_ns = gain_half_ns(expected.recorded_step_ns, expected.interval)
-    assert half_ns != gain_half_ns(expected.step_ns, expected.interval)
+    half_ns = gain_half_ns(expected.recorded_step_ns, expected.step_ns, expected.interval)
+    assert half_ns != gain_half_ns(expected.step_ns, expected.step_ns, expected.interval)
     assert any(f"lies within ± {ms(half_ns)}" in note for note in parts.notes), parts.notes
 
 
@@ -81,7 +81,7 @@ def test_an_extrapolated_cap_is_as_uncertain_as_predict_says() -> None:
     advised = gains(run).set_index("remedy").loc["cap"]
     expected = predict(run, Setting(bucket_cap_mb=advised["setting"]))
     assert expected.interval.extrapolation_ns > 0
-    assert advised["half_ns"] == gain_half_ns(expected.recorded_step_ns, expected.interval)
+    assert advised["half_ns"] == gain_half_ns(expected.recorded_step_ns, expected.step_ns, expected.interval)
 
 
 def test_a_setting_is_played_once(ddp: Run) -> None:

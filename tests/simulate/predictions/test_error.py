@@ -90,7 +90,10 @@ def test_what_a_setting_extrapolates() -> None:
 
 def test_gains_do_not_depend_on_how_recordings_differ() -> None:
     sure = Interval(steps_ns=10**6, recordings_ns=10**8, model_ns=3_000_000)
-    assert gain_half_ns(10**8, sure) == round(hypot(3e6, NormalDist().inv_cdf(0.975) * DIFFERENCES_MISS * 1e8))
+    assert gain_half_ns(10**8, 10**8, sure) == round(hypot(3e6, NormalDist().inv_cdf(0.975) * DIFFERENCES_MISS * 1e8))
+    assert gain_half_ns(10**8, 5 * 10**7, sure) > gain_half_ns(10**8, 10**8, sure), (
+        "the model's share of a shorter step"
+    )
 
 
 def test_predicted_differences_miss_recorded_ones_by_what_is_said() -> None:
@@ -136,4 +139,4 @@ def test_what_is_extrapolated_widens_the_interval_and_the_gains() -> None:
     assert near.extrapolation_ns == 0
     assert far.extrapolation_ns == pytest.approx(1.96 * 0.014 * (3 + 2) * 1e9, rel=1e-3)
     assert far.half_ns**2 == pytest.approx(near.half_ns**2 + far.extrapolation_ns**2, rel=1e-6)
-    assert gain_half_ns(1e9, far) > gain_half_ns(1e9, near)
+    assert gain_half_ns(1e9, 1e9, far) > gain_half_ns(1e9, 1e9, near)
