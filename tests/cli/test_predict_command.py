@@ -230,9 +230,9 @@ def test_edits_are_behind_the_link_that_is_asked_for(command: Any) -> None:
 
 
 def test_an_option_and_an_edit_of_one_setting_agree(command: Any) -> None:
-    code, _, error = command("predict", TRACES / "bucketed", "--bucket-cap-mb", 4, "--edit", "cap=8")
+    code, _, error = command("predict", SWEEP.parent / "bucketed", "--bucket-cap-mb", 4, "--edit", "cap=8")
     assert (code, error) == (2, "overlaplab: bucket_cap_mb is asked for twice. Give the option, or --edit.\n")
-    assert command("predict", TRACES / "bucketed", "--bucket-cap-mb", 8, "--edit", "cap=8")[0] == 0
+    assert command("predict", SWEEP.parent / "bucketed", "--bucket-cap-mb", 8, "--edit", "cap=8")[0] == 0
 
 
 def test_edits_alone_need_not_all_ranks(command: Any, tmp_path: Path) -> None:
