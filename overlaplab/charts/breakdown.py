@@ -35,7 +35,8 @@ def summary(
     """
     tones = palette(dark)
     of_parts = (tones.compute, tones.hidden, tones.waiting, tones.exposed, tones.exposed, tones.memory, tones.idle)
-    long = _parts(_most_exposed(table, most))
+    shown_ranks = _most_exposed(table, most)
+    long = _parts(shown_ranks)
     ranks = list(dict.fromkeys(long["rank"]))
     y = row_axis("rank", ranks, "rank")
     drawn = dict(fills_drawn(zip(PARTS.values(), of_parts, strict=True), long["part"]))
@@ -53,7 +54,7 @@ def summary(
     title = summary_title(table)
     whole = f"Each bar is 100 % of its rank's {table_time(table)}; numbers are percent of it."
     scope = f"Summed over {summary_scope(table)}. {whole}"
-    left_out = ranks_left_out(len(ranks), table["rank"].nunique(dropna=False))
+    left_out = ranks_left_out(shown_ranks["rank"].nunique(dropna=False), table["rank"].nunique(dropna=False))
     layers = [bars(long, x, y, colours(list(drawn.items())), lines, 0.8), *numbers]
     subtitle = [" ".join(filter(None, (scope, left_out, note)))]
     description = f"Bars of {count(len(ranks), 'rank')}, each split into {', '.join(drawn)}. {title}."

@@ -167,6 +167,8 @@ def _pick_run(needed: bool, *, compares: bool) -> bool:
     recorded = [entry.name for entry in entries if entry.recorded] + uploads().names
     refused = findings.links_refused(outside)
     if not names:
+        for stale in ("folder", "run", "names", "entries", "watched"):  # of runs that were there before
+            st.session_state.pop(stale, None)
         if not needed:
             return False
         problem = "There are no runs in this folder yet" if there else "There is no such folder"

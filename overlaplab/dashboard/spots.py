@@ -26,7 +26,8 @@ def show_in_step(
     steps = rows_of(opened.timeline.steps, row)
     begun = pd.NA if steps.empty else int(steps["start_ns"].iloc[0])
     ran = None if carried is None or any(map(pd.isna, carried)) else (begun + carried[0], begun + carried[1])
-    show_spot(opened, begun + start_ns, begun + end_ns, row["rank"], carried=ran)
+    start, end = (pd.NA if pd.isna(time) else begun + time for time in (start_ns, end_ns))
+    show_spot(opened, start, end, row["rank"], carried=ran)
 
 
 def show_collective(opened: Opened, row: dict[Any, Any]) -> None:

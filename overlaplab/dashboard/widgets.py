@@ -87,7 +87,7 @@ def show_nothing(opened: Opened, otherwise: str) -> None:
 
 def show_nothing_counts(opened: Opened) -> None:
     """`show_nothing`, of a page about all that counts."""
-    show_nothing(opened, "Nothing in this run counts as compute, communication or memory.")
+    show_nothing(opened, findings.why_no_breakdown(opened.run))
 
 
 def show_page(

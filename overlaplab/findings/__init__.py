@@ -70,7 +70,7 @@ from overlaplab.findings.diagnosis.late_rank import late_reason
 from overlaplab.findings.diagnosis.shares import CauseShare
 from overlaplab.findings.diagnosis.step_kinds import kinds_finding
 from overlaplab.findings.diagnosis.unseen import unseen
-from overlaplab.findings.diagnosis.verdict import NOTHING_COUNTS, how_short, verdict
+from overlaplab.findings.diagnosis.verdict import how_short, verdict, why_no_breakdown
 from overlaplab.findings.first_screen import about, causes_title, marks_note, rest_line, step_marks, tiles
 from overlaplab.findings.gates import CheckLine, Outcome, check_lines, gate_title
 from overlaplab.findings.loops import Loop, loop_of
@@ -130,6 +130,7 @@ from overlaplab.findings.what_if import (
     what_if_notes,
 )
 from overlaplab.findings.windows import (
+    OF_VERDICT,
     first_shown,
     timeline_lead,
     window_lead,

@@ -10,7 +10,10 @@ from overlaplab.findings.thresholds import MOST_CLOCKS
 from overlaplab.formats import text
 from overlaplab.timeline.timeline import View
 from overlaplab.timeline.window_statistics import WindowStatistics
-from overlaplab.words import count, ms, percent, rank_word
+from overlaplab.words import count, ms, numbers_named, percent, rank_word
+
+OF_VERDICT = "the step of the verdict"
+"""Why a step is shown of ranks that the verdict is not about alone."""
 
 
 def window_name(table: pd.DataFrame) -> str:
@@ -58,13 +61,14 @@ def window_lead(window: WindowStatistics, step: int | None = None, chosen: str =
     table = window.ranks
     where = f"{count(len(table), 'rank')}, {ms(window.end_ns - window.start_ns)} from {ms(window.start_ns)} on"
     if step is not None:
-        why = f" ({chosen if len(table) == 1 else 'the step of the verdict'})" if chosen else ""
+        why = f" ({chosen if len(table) == 1 else OF_VERDICT})" if chosen else ""
         over = " from the first rank's start to the last one's end" if len(table) > 1 else ""
         where = f"{count(len(table), 'rank')}, step {step}{why}, {ms(window.end_ns - window.start_ns)}{over}"
     comm, exposed = int(table["comm_ns"].sum()), int(table["exposed_comm_ns"].sum())
     if comm == 0:
         busy, span = int(table["busy_ns"].sum()), int(table["span_ns"].sum())
-        return f"{where}: no communication; {percent(busy, span)} of the ranks' time is busy."
+        busy_words = f"; {percent(busy, span)} of the ranks' time is busy" if span else ""
+        return f"{where}: no communication{busy_words}."
     lead = f"{where}: {ms(exposed)} of {ms(comm)} of communication is exposed"
     lead += f" ({percent(exposed, int(table['span_ns'].sum()))} of this window"
     if len(table) == 1:
@@ -90,7 +94,7 @@ def timeline_lead(view: View, where: str, ranks: int) -> str:
     """What a report's timeline shows, which cannot be zoomed to single events; `ranks`: how many are selected."""
     streams = view.marks[view.marks["kind"].eq("stream")]  # as `window_size` counts; other lanes repeat them
     shown, marks, events = len(view.totals), len(streams), int(streams["events"].sum())
-    left_out = f" The first {shown} of {ranks} ranks." if ranks > shown else ""
+    left_out = f" Ranks {numbers_named(view.totals['rank'].tolist())} of {ranks:,}." if ranks > shown else ""
     merged = "." if marks == events else f", drawn as {marks:,} marks: neighbours too close to tell apart share one."
     return (
         f"What ran when in {where}, a lane per stream or thread, all ranks by one clock.{left_out}"

@@ -103,5 +103,8 @@ def _timeline(tables: RunTables, diagnosis: findings.Diagnosis | None, note: str
         step = diagnosis.step if diagnosis is not None and diagnosis.step in numbers else numbers[-1]
         step_rows = analyses.rows_of(steps, {"step": step})
         start, end, where = int(step_rows["start_ns"].min()), int(step_rows["end_ns"].max()), f"step {step}"
-    view = timeline_view(timeline, start_ns=start, end_ns=end, ranks=frozenset(ranks[:_MOST_RANKS]) if ranks else None)
+    drawn = ranks[:_MOST_RANKS]
+    if diagnosis is not None and diagnosis.rank in ranks[_MOST_RANKS:]:
+        drawn[-1] = diagnosis.rank
+    view = timeline_view(timeline, start_ns=start, end_ns=end, ranks=frozenset(drawn) if drawn else None)
     return timeline_section(view, where, len(ranks), note, diagnosis)

@@ -173,7 +173,8 @@ def collectives_section(
         return None
     link, late = of.manifest.link if of.manifest else None, analyses.stragglers_of(table)
     rows = analyses.each_collective(table)
-    held, blocks = as_held(rows, "each_collective"), list[Block]()
+    worded = rows.assign(bus_is_lower_bound=tables.bound_words(rows))
+    held, blocks = as_held(worded, "each_collective"), list[Block]()
     if late["last"].any():
         blocks.append(Chart("late_ranks", partial(charts.late_ranks, late), note, as_held(late, "stragglers")))
         blocks.append(tables.late_ranks_rows(late))

@@ -199,7 +199,7 @@ class RunTables(Struct, frozen=True, kw_only=True, dict=True):
     def verdict(self) -> str:
         """The verdict on the selected ranks and steps, or why there is none."""
         if self.diagnosis is None:
-            return findings.not_recorded(self.run) or findings.NOTHING_COUNTS
+            return findings.not_recorded(self.run) or findings.why_no_breakdown(self.run)
         return findings.verdict(self.summary, self.manifest, self.diagnosis, self.unseen)
 
     @property

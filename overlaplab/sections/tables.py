@@ -334,9 +334,7 @@ def collectives_rows(rows: pd.DataFrame) -> TableBlock:
         key="collectives_table",
         caption="Per collective, the most exposed first",
         frame=rows.assign(
-            bus_is_lower_bound=bounds.map({True: "a lower bound", False: "measured"}).where(
-                rows["bus_gb_per_s"].notna()
-            ),
+            bus_is_lower_bound=bound_words(rows),
             last_word=rows["last_rank"]
             .map("rank {}".format, na_action="ignore")
             .astype(object)
@@ -498,6 +496,12 @@ def lines_rows(table: pd.DataFrame) -> TableBlock:
             "a transfer takes s·α + f·bytes ÷ B, as on a ring; waiting for late ranks is not in it",
         ],
     )
+
+
+def bound_words(rows: pd.DataFrame) -> pd.Series[Any]:
+    """What the bandwidths in rows of `each_collective` are, in words; null where there is none."""
+    words = rows["bus_is_lower_bound"].map({True: "a lower bound", False: "measured"})
+    return words.where(rows["bus_gb_per_s"].notna())
 
 
 def slowdown_rows(table: pd.DataFrame) -> TableBlock:

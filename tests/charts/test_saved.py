@@ -201,3 +201,7 @@ def test_saved_charts_of_a_watched_training(tmp_path: Path) -> None:
     table = WatchedTables(load_watched(eventful(tmp_path / "watched"))).series
     check_saved(charts.watched_times(table), tmp_path)
     check_saved(charts.watched_shares(table), tmp_path)
+
+
+def test_a_schedule_of_nothing_is_drawn() -> None:
+    assert charts.schedule(overlaplab.schedule(sample_run("zero3")).head(0)).to_dict()

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from overlaplab.analyses.across_runs.settings import settings_differ
 from overlaplab.dashboard.beside import runs_beside
 from overlaplab.manifest import Manifest
 
@@ -91,3 +92,13 @@ def test_of_a_large_sweep_every_cap_is_there_once_before_any_is_twice() -> None:
     assert len(found) == 24
     assert {f"cap-{cap}-{number}" for cap in (1, 2, 5, 10, 25) for number in (2, 3, 4)} < set(found)
     assert "cap-1-6" in found
+
+
+def test_runs_that_differ_in_ranks_do_not_differ_in_their_link() -> None:
+    """A link holds its number of ranks, which is `world_size` again."""
+    two, four = (
+        {"world_size": ranks, "link": {"bandwidth_gbps": 1.0, "latency_us": 10.0, "world_size": ranks}}
+        for ranks in (2, 4)
+    )
+    assert settings_differ(two, four) == ["world_size"]
+    assert settings_differ(two, four | {"link": None}) == ["world_size", "link"]

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from browsing.app_page import PAGES, body_texts, head_texts
-from made.runs import engine_events, gpu_events
+from made.runs import engine_events, gpu_events, zero3_manifest
 from made.traces import event, gloo, op, run_of, step, write
 from made.zero3 import zero3_events
 from streamlit.testing.v1 import AppTest
@@ -32,6 +32,11 @@ def cpu_events(late: float) -> list[dict[str, Any]]:
     return found
 
 
+def sending_events() -> list[dict[str, Any]]:
+    """What measures a link: NCCL's kernels, and none that computes."""
+    return [each for each in gpu_events() if each.get("args", {}).get("correlation") != 1]
+
+
 def bare_events() -> list[dict[str, Any]]:
     """No step, no rank, no group."""
     return [op("mm", 0, 60), gloo(50, 90)]
@@ -52,6 +57,10 @@ STATES: dict[str, tuple[set[str], Callable[[Path], object]]] = {
     "GPU without its events": (
         set(PAGES) - {"compare", "collectives"},
         lambda folder: run_of(folder, engine_events(), manifest={"device": "cuda"}),
+    ),
+    "communication alone": (
+        {"summary", "timeline", "buckets", "zero3"},
+        lambda folder: run_of(folder, sending_events(), sending_events(), backend="nccl"),
     ),
     "broken": (set(PAGES) - {"compare"}, lambda folder: (folder / "rank0.json").write_text("{")),
 }
@@ -92,12 +101,21 @@ def test_every_page_in_every_state(opened: Open, tmp_path: Path, state: str) -> 
             said = [found.value for found in (*app.info, *app.warning)]
             assert len(said) == 1, (page, said)
             unrecorded = state in ("not recorded", "GPU without its events")
-            assert ("Device activity was not recorded" if unrecorded else NOTHING[page]) in said[0]
+            assert (
+                "Device activity was not recorded" if unrecorded else NOTHING.get(page, "launched a compute kernel")
+            ) in said[0]
             assert drawn == 0
         else:
             tables = len(app.dataframe) if page == "collectives" else 0  # where no rank is late, few sizes are a table
             assert drawn + tables > 0, page
             assert not app.error
+
+
+def test_zero3_without_forward_passes(opened: Open, tmp_path: Path) -> None:
+    """Labels may be missing: its diagnosis has no model to play, and says so."""
+    events = [each for each in zero3_events(4, 1) if not str(each["name"]).startswith("engine::forward")]
+    run_of(tmp_path / "run", events, events, manifest=zero3_manifest(1))
+    assert head_texts(opened(tmp_path))[0] == "run"
 
 
 def test_no_run_at_all(opened: Open, tmp_path: Path) -> None:

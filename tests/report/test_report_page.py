@@ -16,7 +16,7 @@ from typing import Any
 import pandas as pd
 import pytest
 from made.runs import EMULATED, engine_events, gpu_events, made_gathering, made_sweep
-from made.traces import event, launched, run_of, step, write
+from made.traces import event, gloo, launched, op, run_of, step, write
 
 from overlaplab import OverlaplabError, charts, collectives, compare, load_run, schedule, stragglers, summary
 from overlaplab import buckets as bucket_table
@@ -388,3 +388,13 @@ def test_policy_lists_each_hash() -> None:
     assert f"script-src {digest('a')} {digest('b')}; style-src {digest('c')};" in policy(
         scripts=["a", "b"], styles=["c"]
     )
+
+
+def test_the_timeline_has_the_rank_of_the_verdict(tmp_path: Path) -> None:
+    """Of twelve ranks the first eight would be drawn; the eleventh is the most exposed."""
+    ranks = [
+        [step(3, 0, 200), op("mm", 0, 60), gloo(50, 190 if rank == 10 else 90), op("mm", 190, 195)]
+        for rank in range(12)
+    ]
+    text = report_page([run_of(tmp_path / "run", *ranks)])
+    assert "Ranks 0, 1, 2, 3, 4, 5, 6, 10 of 12." in re.sub(r"\s+", " ", text)

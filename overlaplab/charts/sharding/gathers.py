@@ -84,7 +84,7 @@ def schedule_window(table: pd.DataFrame, scatters: pd.DataFrame | None = None) -
     ends += [] if scatters is None or "end_ns" not in scatters else [scatters["end_ns"]]
     end = max((int(times.max()) for times in ends if times.notna().any()), default=1)
     starts = [int(table[name].min()) for name in ("held_ns", "gather_start_ns") if table[name].notna().any()]
-    return min(0, *starts), end + max(end // 100, 1)
+    return min([0, *starts]), end + max(end // 100, 1)
 
 
 def _parts(table: pd.DataFrame, scatters: pd.DataFrame, names: dict[str, str]) -> pd.DataFrame:

@@ -32,7 +32,7 @@ def page() -> None:
     with _say_comparing(len(by_name)):
         good, bad = _sort_out(by_name)
     if bad:
-        st.warning("Left out, because they cannot be read:")
+        st.warning("Left out, because they cannot be compared:")
         for name, error in bad:
             error_line(error, name)
     if not good:
@@ -171,7 +171,7 @@ def _sort_out(
         if isinstance(opened, OverlaplabError):
             bad.append((name, opened))
         elif opened.summary.empty:
-            bad.append((name, OverlaplabError("nothing in this run counts as compute or communication")))
+            bad.append((name, OverlaplabError(opened.verdict)))
         else:
             good.append(opened)
     return good, bad

@@ -27,7 +27,7 @@ from overlaplab.sections.run import window_section
 from overlaplab.timeline.event_details import event_details
 from overlaplab.timeline.host_lanes import HostLanes, host_lanes
 from overlaplab.timeline.marks import Timeline
-from overlaplab.timeline.window_statistics import timeline_window
+from overlaplab.timeline.window_statistics import chosen_rows, timeline_window
 from overlaplab.words import shorten, to_ms
 
 _KEY = "timeline_canvas"
@@ -172,6 +172,12 @@ def _whole_window(opened: Opened, ranks: frozenset[int] | None, step: int | None
     return (int(steps["start_ns"].min()), int(steps["end_ns"].max())) if len(steps) else opened.timeline.extent
 
 
+def _verdict_step(opened: Opened, ranks: frozenset[int] | None) -> int | None:
+    """The step that speaks for the run, where one of these ranks recorded it."""
+    step, steps = opened.window.get("step"), chosen_rows(opened.timeline.steps, ranks)
+    return step if step is not None and bool(steps["step"].eq(step).any()) else None
+
+
 @st.fragment
 def _timeline(opened: Opened, ranks: frozenset[int] | None, spot: CanvasState) -> None:
     """The canvas and all that depends on it; only this runs again when the reader has moved."""
@@ -192,9 +198,9 @@ def _timeline(opened: Opened, ranks: frozenset[int] | None, spot: CanvasState) -
     _keep(opened, replace(state, selected=selected), event, spot)
     visible = timeline_window(opened.timeline, *state.window, ranks)
     chosen = None if selected is None else timeline_window(opened.timeline, *selected, ranks)
-    shows_step = state.window == _whole_window(opened, ranks, None)
-    step = opened.window.get("step") if shows_step else None
-    section = window_section(visible, chosen, what, step, opened.why_chosen if shows_step else "")
+    step = _verdict_step(opened, ranks) if state.window == _whole_window(opened, ranks, None) else None
+    has_verdict = ranks is None or opened.window.get("rank") in ranks
+    section = window_section(visible, chosen, what, step, opened.why_chosen if has_verdict else findings.OF_VERDICT)
     with above:
         show_lead(section.lead)
     with st.container(key="timeline_below", gap="small"):

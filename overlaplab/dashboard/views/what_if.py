@@ -54,7 +54,8 @@ _SKEWS: dict[Skew, str] = {"recorded": "recorded steps", "lognormal": "fitted di
 def page() -> None:
     head = open_page("What if")
     opened = head.opened
-    head.show(shown_diagnosis(opened), "As recorded: ")
+    is_predicted = opened.manifest is not None and opened.manifest.predicted is not None
+    head.show(shown_diagnosis(opened), "As predicted: " if is_predicted else "As recorded: ")
     if opened.not_predicted is not None:
         show_nothing(opened, "This page can play no other setting of this run.")
         st.text(sentence(opened.not_predicted))

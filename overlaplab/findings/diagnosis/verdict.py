@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
+from overlaplab.events import Run, WorkKind, counting_as
 from overlaplab.findings.diagnosis.diagnose import Diagnosis, place_name
 from overlaplab.findings.diagnosis.unseen import OTHER_RANKS, Unseen, late_start_words
 from overlaplab.findings.thresholds import LITTLE_GAIN
@@ -11,7 +12,12 @@ from overlaplab.findings.windows import window_word
 from overlaplab.manifest import Manifest
 from overlaplab.words import count, ms, shorten
 
-NOTHING_COUNTS = "Nothing in this run counts as compute, communication or memory: there is nothing to show."
+
+def why_no_breakdown(run: Run) -> str:
+    """Why a run whose device activity was recorded has no rows in `summary`."""
+    if all(counting_as(trace, WorkKind.NOTHING).all() for trace in run.traces):
+        return "Nothing in this run counts as compute, communication or memory: there is nothing to show."
+    return "No step of this run launched a compute kernel: there is no breakdown of its steps."
 
 
 def verdict(table: pd.DataFrame, manifest: Manifest | None, diagnosis: Diagnosis, unseen: Unseen = OTHER_RANKS) -> str:

@@ -62,7 +62,8 @@ class Profile(Struct, frozen=True, kw_only=True):
     @property
     def uses(self) -> list[str]:
         """The units in the order in which the first forward pass used them; empty where it was not recorded."""
-        marks = [move for move in self.ranks[0][0].passes[0] if isinstance(move, Mark) and move.word == "use"]
+        first = self.ranks[0][0].passes[:1]
+        marks = [move for moves in first for move in moves if isinstance(move, Mark) and move.word == "use"]
         names = [mark.name.rsplit(" ", 2) for mark in marks]
         return [unit for unit, _, phase in names if phase == "forward"]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from browsing.app_page import head_texts
 from samples import sample_run
 
 from overlaplab.findings.runs import PREDICTED
@@ -26,7 +27,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("page", "run"),
     [
-        *((page, "bucketed") for page in ("summary", "timeline", "buckets", "collectives", "compare")),
+        *((page, "bucketed") for page in ("summary", "timeline", "buckets", "collectives", "what_if", "compare")),
         *((page, "zero3") for page in ("summary", "zero3", "collectives")),
     ],
 )
@@ -36,5 +37,7 @@ def test_every_page_says_that_the_run_was_predicted(opened, folder: Path, page: 
     bars = [html.proto.body for html in app.get("html") if 'class="bar' in html.proto.body]
     assert bool(bars) == (page == "summary")
     assert all('class="bar predicted"' in bar for bar in bars)
+    if page == "what_if":
+        assert head_texts(app)[2].startswith("As predicted: ")
     for chart in app.get("vega_lite_chart"):
         assert '"strokeDash": [3, 2]' in chart.proto.spec

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from browsing.app_page import body_texts, head_texts
 from made.ranks import carried
-from made.traces import event, launched, run_of, step
+from made.traces import event, gloo, launched, op, run_of, step
 from streamlit.testing.v1 import AppTest
 
 import overlaplab
@@ -124,6 +124,29 @@ def test_a_link_that_cannot_be_followed_shows_the_run(opened, runs: Path, query:
     assert not app.exception
     assert headlines(app)[0] == "Visible: 0.000 to 1.000 ms"
     assert "Selected event" not in headlines(app)
+
+
+@pytest.mark.parametrize(
+    ("rank", "lead"),
+    [
+        (0, "1 rank, step 3 (the most exposed rank, the more exposed of its two steps)"),
+        (1, "1 rank, step 3 (the step of the verdict)"),
+        (2, "1 rank, 0.1 ms from "),
+    ],
+)
+def test_only_the_verdicts_rank_is_the_most_exposed(opened, tmp_path: Path, rank: int, lead: str) -> None:
+    """Ranks 0 and 1 recorded steps 3 and 4, and rank 2 step 5 alone."""
+
+    def recorded(*numbers: int, exposed: int) -> list[dict[str, object]]:
+        begun = ((number, 100 * number) for number in numbers)
+        steps = ([step(n, at, at + 100), op("mm", at, at + 60), gloo(at + 40, at + 60 + exposed)] for n, at in begun)
+        return [event for events in steps for event in events]
+
+    run_of(tmp_path / "run", recorded(3, 4, exposed=30), recorded(3, 4, exposed=20), recorded(5, exposed=5))
+    app = opened(tmp_path, "timeline", "run")
+    app.query_params["ranks"] = str(rank)
+    app.run()
+    assert any(text.startswith(lead) for text in body_texts(app)), body_texts(app)
 
 
 def test_another_run_is_not_asked_for_the_window_of_the_one_before(opened, tmp_path: Path) -> None:
