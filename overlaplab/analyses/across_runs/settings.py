@@ -53,10 +53,10 @@ def work_settings(manifest: Manifest) -> dict[str, Any]:
 
 def settings_differ(first: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
     """The keys in which two `work_settings` differ."""
-    return [key for key in {**first, **other} if _compared(first, key) != _compared(other, key)]
+    return [key for key in {**first, **other} if _setting_to_compare(first, key) != _setting_to_compare(other, key)]
 
 
-def _compared(settings: Mapping[str, Any], key: str) -> Any:
+def _setting_to_compare(settings: Mapping[str, Any], key: str) -> Any:
     """A setting as it is compared: a link's number of ranks is `world_size` again."""
     value = settings.get(key)
     return value | {"world_size": None} if key == "link" and isinstance(value, dict) else value

@@ -131,7 +131,7 @@ def test_a_link_that_cannot_be_followed_shows_the_run(opened, runs: Path, query:
     [
         (0, "1 rank, step 3 (the most exposed rank, the more exposed of its two steps)"),
         (1, "1 rank, step 3 (the step of the verdict)"),
-        (2, "1 rank, 0.1 ms from "),
+        (2, "1 rank, 0.10 ms from "),
     ],
 )
 def test_only_the_verdicts_rank_is_the_most_exposed(opened, tmp_path: Path, rank: int, lead: str) -> None:
