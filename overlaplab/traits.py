@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from typing import Literal
 
-from msgspec import Struct
-from msgspec.structs import replace
 
-
-class Traits(Struct, frozen=True, kw_only=True):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traits:
     """What a strategy does, whatever its name. The defaults describe plain data parallelism: all is replicated."""
 
     gradients: Literal["all_reduce", "reduce_scatter", "server"] | None = "all_reduce"

@@ -92,7 +92,7 @@ def predict(
         "straggler": False if no_straggler else None,
     }
     changes, edits = _edits(edit or ())
-    if twice := [name for name, value in changes.items() if options[name] not in (None, value)]:
+    if twice := [name for name, value in changes.items() if options.get(name) not in (None, value)]:
         raise OverlaplabError(f"{twice[0]} is asked for twice", remedy="Give the option, or --edit.")
     options |= changes
     refuse_to_predict(recorded, needs_all_ranks=any(value is not None for value in options.values()))

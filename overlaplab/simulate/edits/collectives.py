@@ -178,10 +178,11 @@ def _wait_for_merged(program: Program, into: Mapping[Hashable, Hashable]) -> lis
     moves: list[Move] = []
     launched: set[Hashable] = set()
     due: dict[Hashable, Wait] = {}
+    waits = {move.key: move for move in program if isinstance(move, Wait)}
     for move in program:
         moves.append(move)
         if isinstance(move, Wait) and move.key in into:
-            wait = Wait(into[move.key], move.wake_ns)
+            wait = waits.get(into[move.key]) or Wait(into[move.key], move.wake_ns)
             if wait.key in launched:
                 moves.append(wait)
             else:

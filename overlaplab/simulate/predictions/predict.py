@@ -159,7 +159,7 @@ def _manifest(run: Run, setting: Setting, program: Program) -> dict[str, Any]:
     raw |= {"strategy": options.strategy, "world_size": options.ranks, "accumulate": options.accumulate}
     raw |= {"buckets": _buckets(program)}
     if options.strategy != run.manifest.strategy and traits is not None:
-        raw["traits"] = asdict(traits)
+        raw["traits"] = to_builtins(traits)
     if options.strategy != run.manifest.strategy:
         raw["bucket_cap_mb"] = (run.manifest.bucket_cap_mb or CAP_MB) if options.caps else None
     raw |= _asked_caps(setting)

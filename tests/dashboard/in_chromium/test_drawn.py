@@ -61,7 +61,7 @@ def test_every_page_draws(page: Page, address: str) -> None:
     assert min(drawn(page)[name] for name in ("hidden", "bound")) > 500  # exposed since it takes longer than compute
 
     visit(page, address, "compare", query="runs=bucketed,broken")
-    assert page.get_by_text("Left out, because they cannot be read").is_visible()
+    assert page.get_by_text("Left out, because they cannot be compared").is_visible()
     pixels = drawn(page)
     assert min(pixels[name] for name in ("compute", "hidden", "exposed")) > 500
 

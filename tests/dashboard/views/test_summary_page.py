@@ -36,7 +36,7 @@ def test_the_first_screen_says_what_is_wrong_and_what_to_try(opened, runs: Path)
     assert run == "bucketed"
     assert about == (
         "bucketed, 2 ranks, cpu, bucket_cap_mb 25, emulated link 1Gbps,200us · rank 0, step 0"
-        " (the most exposed rank, its median step by exposed time)"
+        " (the most exposed rank, the more exposed of its two steps)"
     )
     assert headline == (
         "35\u00a0% of the step is exposed communication (0.35 ms of 1.0 ms). For all of it, the transfer outlasted"

@@ -7,6 +7,7 @@ import platform
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -15,7 +16,6 @@ from typing import Any
 
 import pytest
 import torch
-from msgspec.structs import asdict
 from overlaplab_engine.config import Config
 from overlaplab_engine.labels import Word
 from overlaplab_engine.recording.manifest import _settings
