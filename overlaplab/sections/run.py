@@ -171,7 +171,7 @@ def collectives_section(
     )
     if table.empty:
         return None
-    link, late = of.manifest.link if of.manifest else None, analyses.stragglers_of(table)
+    link, late = of.manifest.link if of.manifest else None, analyses.stragglers_of(table, of.collectives)
     rows = analyses.each_collective(table)
     worded = rows.assign(bus_is_lower_bound=tables.bound_words(rows))
     held, blocks = as_held(worded, "each_collective"), list[Block]()
