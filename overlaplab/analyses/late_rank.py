@@ -88,16 +88,15 @@ def late_rank_phases(run: Run, rank: int) -> pd.DataFrame:
     if rank not in spent or not all(spent.values()):
         return empty_table(_PHASE_COLUMNS)
     same = Rule.GPU in rules and _has_as_many_kernels(run, rank)
-    rows = []
+    rows, is_anothers = [], []
     for phase, what in dict.fromkeys(key for each in spent.values() for key in each):
         others = [each.get((phase, what), 0) for other, each in spent.items() if other != rank]
         named = "same_kernels" if phase == "kernels" and same else phase
         own_ns, others_ns = spent[rank].get((phase, what), 0), int(np.median(others))
-        is_another = max(others) - others_ns > 2 * (own_ns - others_ns) > 0
-        rows.append((is_another, (named, what, own_ns, others_ns)))
-    table = pd.DataFrame([row for _, row in rows], columns=list(_PHASE_COLUMNS)).astype(_PHASE_COLUMNS)
-    of_others = [is_another for is_another, _ in rows]
-    return _sort_by_excess(table, of_others)
+        rows.append((named, what, own_ns, others_ns))
+        is_anothers.append(max(others) - others_ns > 2 * (own_ns - others_ns) > 0)
+    table = pd.DataFrame(rows, columns=list(_PHASE_COLUMNS)).astype(_PHASE_COLUMNS)
+    return _sort_by_excess(table, is_anothers)
 
 
 def computes_longer(run: Run, rank: int) -> bool:

@@ -132,6 +132,7 @@ from overlaplab.findings.what_if import (
 from overlaplab.findings.windows import (
     OF_VERDICT,
     first_shown,
+    table_word,
     timeline_lead,
     window_lead,
     window_name,

@@ -15,7 +15,7 @@ from overlaplab.findings.diagnosis.shares import CauseShare
 from overlaplab.findings.diagnosis.unseen import OTHER_RANKS, Unseen
 from overlaplab.findings.runs import note
 from overlaplab.findings.thresholds import LITTLE_GAIN
-from overlaplab.findings.windows import table_time, window_word
+from overlaplab.findings.windows import table_time, table_word, window_word
 from overlaplab.manifest import Manifest
 from overlaplab.words import count, ms, percent, rank_word, sentence
 
@@ -139,7 +139,7 @@ def summary_title(table: pd.DataFrame) -> str:
     """How much communication is exposed in rows of `overlaplab.summary` or `.totals`, and how much of it is waiting."""
     comm, exposed = int(table["comm_ns"].sum()), int(table["exposed_comm_ns"].sum())
     if comm == 0:
-        return f"No communication in {'these steps' if table_time(table) == 'step time' else 'this trace'}"
+        return f"No communication in {'these steps' if table_word(table) == 'step' else 'this trace'}"
     share = percent(exposed, int(table["span_ns"].sum()))
     title = f"Exposed {ms(exposed)} of communication: {share} of the {table_time(table)}"
     if exposed == 0 or table["exposed_wait_ns"].isna().any():

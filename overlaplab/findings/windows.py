@@ -27,14 +27,14 @@ def window_word(step: object) -> str:
     return "trace" if pd.isna(step) else "step"  # type: ignore[call-overload]
 
 
-def window_time(step: object) -> str:
-    """What the time of windows is called, as `window_word` is: `step time`, or `trace`."""
-    return "step time" if window_word(step) == "step" else "trace"
+def table_word(table: pd.DataFrame) -> str:
+    """`window_word` of rows of `overlaplab.summary` or `.totals`, which sum up steps."""
+    return window_word(table["step"].max()) if "step" in table else "step"
 
 
 def table_time(table: pd.DataFrame) -> str:
-    """`window_time` of rows of `overlaplab.summary` or `.totals`; the latter have no steps."""
-    return window_time(table["step"].max()) if "step" in table else "step time"
+    """What the time of their windows is called: `step time`, or `trace`."""
+    return "step time" if table_word(table) == "step" else "trace"
 
 
 def first_shown(step: int | None) -> str:
@@ -61,7 +61,7 @@ def window_lead(window: WindowStatistics, step: int | None = None, chosen: str =
     table = window.ranks
     where = f"{count(len(table), 'rank')}, {ms(window.end_ns - window.start_ns)} from {ms(window.start_ns)} on"
     if step is not None:
-        why = f" ({chosen if len(table) == 1 else OF_VERDICT})" if chosen else ""
+        why = f" ({chosen})" if chosen else ""
         over = " from the first rank's start to the last one's end" if len(table) > 1 else ""
         where = f"{count(len(table), 'rank')}, step {step}{why}, {ms(window.end_ns - window.start_ns)}{over}"
     comm, exposed = int(table["comm_ns"].sum()), int(table["exposed_comm_ns"].sum())

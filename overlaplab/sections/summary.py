@@ -112,7 +112,7 @@ def _cost_blocks(of: RunTables) -> list[TableBlock | Lines]:
     windows = of.summary
     volume = of.volume.merge(windows[["rank", "step"]].drop_duplicates(), on=["rank", "step"])
     memory, peaks = (rows[rows["rank"].isin(windows["rank"])] for rows in (of.memory, of.peaks))
-    window = findings.window_word(windows["step"].max())
+    window = findings.table_word(windows)
     sent, held = tables.sent_rows(volume, len(windows), window), tables.held_rows(memory, peaks)
     blocks: list[TableBlock | Lines] = []
     if sent is not None:

@@ -472,11 +472,12 @@ def lines_rows(table: pd.DataFrame) -> TableBlock:
     """Rows of `transfer_lines`."""
     names = ("ranks", "kind", "count", "sizes", "latency_ns", "bus_gb_per_s", "deviation", "r_squared")
     astray = table["deviation"].gt(UNSTEADY).fillna(False)  # times that lie too far from their line
-    unexplained = table["r_squared"].lt(0).fillna(False) & ~astray
+    is_negative = table["r_squared"].lt(0).fillna(False)
+    unexplained = is_negative & ~astray
     fits_less = "the mean explains the times better than the line"
     frame = table.assign(
         **{name: table[name].mask(astray) for name in ("latency_ns", "bus_gb_per_s")},
-        r_squared=table["r_squared"].mask(table["r_squared"].lt(0)),
+        r_squared=table["r_squared"].mask(is_negative),
         ranks=[shorten(", ".join(map(str, ranks)), 40) for ranks in table["ranks"]],
         kind=table["kind"].map(kind_word),
         terse_bus_gb_per_s=_texts(table["bus_gb_per_s"].mask(astray), "GB/s", 2),

@@ -108,11 +108,11 @@ def test_a_rank_that_causes_most_of_the_waiting_is_late_as_such(waits_ms: list[i
 def test_the_sentence_says_how_often_and_by_how_much() -> None:
     steps = late(1, 1, 1, 1, 0)
     assert latest_rank(steps) == 1
-    said = late_reason(steps, LOADS, 5, 160 * MS, ranks=2)
-    assert said == "Rank 1 was the latest in 4 of 5 steps: its loading takes 41.0 ms, the other's 1.0 ms."
+    sentence = late_reason(steps, LOADS, 5, 160 * MS, ranks=2)
+    assert sentence == "Rank 1 was the latest in 4 of 5 steps: its loading takes 41.0 ms, the other's 1.0 ms."
     works = LOADS.assign(what=None)
-    said = late_reason(steps, works, 5, 160 * MS, ranks=2)
-    assert said == (
+    sentence = late_reason(steps, works, 5, 160 * MS, ranks=2)
+    assert sentence == (
         "Rank 1 was the latest in 4 of 5 steps: before its forward pass it works for 41.0 ms, the other for 1.0 ms."
     )
     of_eight = late_reason(steps, works, 5, 160 * MS, ranks=8)
@@ -151,15 +151,16 @@ def names(*rows: tuple[str, int, int, int, int]) -> pd.DataFrame:
 )
 def test_the_sentence_names_what_takes_longer(by_name: list[tuple[str, int, int, int, int]], words: str) -> None:
     phases = LOADS.assign(phase="backward", what=None)
-    said = late_reason(late(1, 1), phases, 2, 160 * MS, names(*by_name), ranks=2)
+    sentence = late_reason(late(1, 1), phases, 2, 160 * MS, names(*by_name), ranks=2)
     assert (
-        said == f"Rank 1 was the latest in 2 of 2 steps: its backward passes take 41.0 ms, the other's 1.0 ms. {words}"
+        sentence
+        == f"Rank 1 was the latest in 2 of 2 steps: its backward passes take 41.0 ms, the other's 1.0 ms. {words}"
     )
 
 
 def test_where_the_late_rank_changes_no_rank_is_blamed() -> None:
-    said = late_reason(late(1, 0, 1, 0, 1), LOADS, 5, 160 * MS, ranks=2)
-    assert said == (
+    sentence = late_reason(late(1, 0, 1, 0, 1), LOADS, 5, 160 * MS, ranks=2)
+    assert sentence == (
         "Which rank is late changes from step to step (of 5 steps rank 1 in 3 and rank 0 in 2): see whether their"
         " inputs are equally long, and what their hosts do before."
     )

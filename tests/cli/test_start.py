@@ -117,5 +117,5 @@ def test_records_are_structs() -> None:
     """Making a dataclass takes 35 times as long, each time that a command starts. Colours have metadata; of traits a
     machine speaks, too, that has no msgspec.
     """
-    made = (path for path in (ROOT / "overlaplab").rglob("*.py") if "@dataclass" in path.read_text())
-    assert sorted(path.name for path in made) == ["theme.py", "traits.py"]
+    files = (path for path in (ROOT / "overlaplab").rglob("*.py") if "@dataclass" in path.read_text())
+    assert sorted(path.name for path in files) == ["theme.py", "traits.py"]

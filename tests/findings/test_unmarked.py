@@ -49,8 +49,8 @@ def test_no_gain_of_it_is_one_per_step(tmp_path: Path) -> None:
     words += [f"{certainty_words(each)} {each.why}" for each in diagnosis.actions]
     assert [text for text in words if "step" in text.replace("per-step", "")] == []
     assert tiles(diagnosis, of.summary)[0].label == "trace"
-    told = [*advice_sentences(of.advice, diagnosis), advice_rows(of.advice, "trace").legend]
-    assert [text for text in told if re.search(r"\bsteps?\b", text.replace("per-step", ""))] == []
+    sentences = [*advice_sentences(of.advice, diagnosis), advice_rows(of.advice, "trace").legend]
+    assert [text for text in sentences if re.search(r"\bsteps?\b", text.replace("per-step", ""))] == []
     bars = json.dumps(charts.summary(of.summary).to_dict())
     assert "100 % of its rank's trace" in bars
     assert "step time" not in bars

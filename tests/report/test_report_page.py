@@ -391,7 +391,7 @@ def test_policy_lists_each_hash() -> None:
 
 
 def test_the_timeline_has_the_rank_of_the_verdict(tmp_path: Path) -> None:
-    """Of twelve ranks the first eight would be drawn; the eleventh is the most exposed."""
+    """Eight of twelve ranks are drawn; the eleventh is the most exposed."""
     ranks = [
         [step(3, 0, 200), op("mm", 0, 60), gloo(50, 190 if rank == 10 else 90), op("mm", 190, 195)]
         for rank in range(12)

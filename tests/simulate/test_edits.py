@@ -236,12 +236,12 @@ def test_units_stay_gathered_for_their_backward_pass() -> None:
 
 
 def test_what_each_forward_pass_gathers_stays() -> None:
-    """Of two microbatches without a reduce-scatter the root is gathered before each, and freed after it."""
+    """Without a reduce-scatter the root is gathered before each of two microbatches, and freed after it."""
     gathers = ("root 0 forward", "a 0 forward", "a 0 backward", "root 1 forward", "a 1 forward", "a 1 backward")
     moves = [Launch(key, 5, role="gather", what=what) for key, what in enumerate(gathers)]
-    kept = keep_gathered([[End(), *moves, End()]])
-    assert kept is not None
-    left = [move.what for move in kept[0] if isinstance(move, Launch)]
+    changed = keep_gathered([[End(), *moves, End()]])
+    assert changed is not None
+    left = [move.what for move in changed[0] if isinstance(move, Launch)]
     assert left == ["root 0 forward", "a 0 forward", "root 1 forward", "a 1 forward"]
 
 

@@ -50,14 +50,13 @@ class Root:
         """Whether the pass under way sends gradients, and does not only accumulate them; True where nobody knows."""
         if self.ddp is not None:
             return bool(self.ddp.require_backward_grad_sync)
-        groups = [group for state in _fsdp2_states(self.module) for group in _fsdp2_groups(state)]
+        groups = _fsdp2_groups(self.module)
         return not groups or any(group.reduce_grads for group in groups)
 
     @property
     def precision(self) -> tuple[torch.dtype | None, torch.dtype | None]:
         """The types in which FSDP2 gathers parameters and reduces gradients; None: their own, or several."""
-        groups = [group for state in _fsdp2_states(self.module) for group in _fsdp2_groups(state)]
-        policies = {(group.mp_policy.param_dtype, group.mp_policy.reduce_dtype) for group in groups}
+        policies = {(each.mp_policy.param_dtype, each.mp_policy.reduce_dtype) for each in _fsdp2_groups(self.module)}
         return policies.pop() if len(policies) == 1 else (None, None)
 
     @contextmanager
@@ -69,11 +68,10 @@ class Root:
         names: dict[Any, str] = {}
 
         def name_ranges() -> None:
-            for state in _fsdp2_states(self.module):
-                for group in _fsdp2_groups(state):
-                    if group not in names and group._module_fqn is not None:
-                        names[group] = group._module_fqn
-                        group._module_fqn = _with_prefix(self.prefix, group._module_fqn)
+            for group in _fsdp2_groups(self.module):
+                if group not in names and group._module_fqn is not None:
+                    names[group] = group._module_fqn
+                    group._module_fqn = _with_prefix(self.prefix, group._module_fqn)
 
         try:
             yield name_ranges
@@ -170,18 +168,19 @@ def _fsdp2_states(module: nn.Module) -> list[Any]:
     return list({id(state): state for state in states}.values())
 
 
-def _fsdp2_groups(state: Any) -> list[Any]:
-    """The parameters that are gathered together; several where they lie on several meshes (since torch 2.13)."""
-    groups = getattr(state, "_fsdp_param_groups", None) or [state._fsdp_param_group]
-    return [group for group in groups if group is not None]
+def _fsdp2_groups(module: nn.Module) -> list[Any]:
+    """The parameters that are gathered together; several of a state that lie on several meshes (since torch 2.13)."""
+    by_state = (
+        getattr(state, "_fsdp_param_groups", None) or [state._fsdp_param_group] for state in _fsdp2_states(module)
+    )
+    return [group for groups in by_state for group in groups if group is not None]
 
 
 def _fsdp2_parts(root: nn.Module) -> dict[int, nn.Parameter]:
     """The parts of parameters that FSDP2 keeps, by the identity of what stands in the model: these or gathered ones."""
-    groups = [group for state in _fsdp2_states(root) for group in _fsdp2_groups(state)]
     return {
         id(getattr(parameter, form, None)): parameter.sharded_param
-        for group in groups
+        for group in _fsdp2_groups(root)
         for parameter in group.fsdp_params
         for form in ("sharded_param", "_sharded_post_forward_param", "_unsharded_param")
     }

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from streamlit.runtime.scriptrunner import get_script_run_ctx
 
 from overlaplab import findings
+from overlaplab.analyses.across_runs.settings import is_predicted
 from overlaplab.columns import column, columns
 from overlaplab.dashboard import links
 from overlaplab.dashboard.canvas import CanvasState, Mark, timeline_canvas
@@ -191,7 +192,7 @@ def _timeline(opened: Opened, ranks: frozenset[int] | None, spot: CanvasState) -
         turn=st.session_state[_ASKED][2],
         rank=opened.window.get("rank"),
         ranks=ranks,
-        predicted=opened.run.manifest is not None and opened.run.manifest.predicted is not None,
+        predicted=is_predicted(opened.run),
     )
     event = None if state.mark is None else _find_event(opened, state.mark)
     selected, what = _selection(opened.timeline, state, event)
@@ -199,8 +200,8 @@ def _timeline(opened: Opened, ranks: frozenset[int] | None, spot: CanvasState) -
     visible = timeline_window(opened.timeline, *state.window, ranks)
     chosen = None if selected is None else timeline_window(opened.timeline, *selected, ranks)
     step = _verdict_step(opened, ranks) if state.window == _whole_window(opened, ranks, None) else None
-    has_verdict = ranks is None or opened.window.get("rank") in ranks
-    section = window_section(visible, chosen, what, step, opened.why_chosen if has_verdict else findings.OF_VERDICT)
+    of_verdict = len(visible.ranks) == 1 and (ranks is None or opened.window.get("rank") in ranks)
+    section = window_section(visible, chosen, what, step, opened.why_chosen if of_verdict else findings.OF_VERDICT)
     with above:
         show_lead(section.lead)
     with st.container(key="timeline_below", gap="small"):

@@ -11,6 +11,7 @@ import streamlit as st
 from msgspec.structs import replace
 
 from overlaplab import findings
+from overlaplab.analyses.across_runs.settings import is_predicted
 from overlaplab.costs import Algorithm, parse_link
 from overlaplab.dashboard import links
 from overlaplab.dashboard.beside import caps_beside
@@ -54,8 +55,7 @@ _SKEWS: dict[Skew, str] = {"recorded": "recorded steps", "lognormal": "fitted di
 def page() -> None:
     head = open_page("What if")
     opened = head.opened
-    is_predicted = opened.manifest is not None and opened.manifest.predicted is not None
-    head.show(shown_diagnosis(opened), "As predicted: " if is_predicted else "As recorded: ")
+    head.show(shown_diagnosis(opened), "As predicted: " if is_predicted(opened.run) else "As recorded: ")
     if opened.not_predicted is not None:
         show_nothing(opened, "This page can play no other setting of this run.")
         st.text(sentence(opened.not_predicted))

@@ -324,8 +324,10 @@ def why_chosen(
     of_rank = table if chosen_rank is None else table[table["rank"].eq(chosen_rank).fillna(False)]
     steps = steps_of_kind(of_rank, chosen_step)["step"].nunique(dropna=False)
     the_rank = "the most exposed rank" if rank is None and ranks > 1 else ""
-    the_step = "its median step by exposed time" if steps > 2 else "the more exposed of its two steps"
-    the_step = "" if step is not None or steps < 2 else f"{the_step} among its kind, {kind}" if kind else the_step
+    the_step = ""
+    if step is None and steps > 1:
+        the_step = "its median step by exposed time" if steps > 2 else "the more exposed of its two steps"
+        the_step += f" among its kind, {kind}" if kind else ""
     chosen = ", ".join(filter(None, (the_rank, the_step)))
     return chosen or ("as chosen" if rank is not None or step is not None else "the only one")
 

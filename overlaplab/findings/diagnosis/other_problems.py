@@ -7,7 +7,7 @@ import pandas as pd
 from overlaplab.analyses.idle import HostRole
 from overlaplab.causes import Cause
 from overlaplab.findings.thresholds import IDLE_OVER_EXPOSED, IDLE_PROBLEM_SHARE, LITTLE_EXPOSED, MAJORITY
-from overlaplab.findings.windows import window_time
+from overlaplab.findings.windows import table_time
 from overlaplab.words import percent
 
 LEAVE_CORES = (
@@ -34,7 +34,7 @@ def other_problem(
     is_idle = idle > IDLE_OVER_EXPOSED * cost and idle > IDLE_PROBLEM_SHARE * span
     if span == 0 or (cost > LITTLE_EXPOSED * span and not is_idle):
         return None
-    of_whole = f"of the {window_time(table['step'].max())}"
+    of_whole = f"of the {table_time(table)}"
     begin = "Communication is not the problem: "
     if not table["comm_ns"].any():
         begin = ""

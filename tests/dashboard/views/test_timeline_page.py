@@ -137,12 +137,14 @@ def test_a_link_that_cannot_be_followed_shows_the_run(opened, runs: Path, query:
 def test_only_the_verdicts_rank_is_the_most_exposed(opened, tmp_path: Path, rank: int, lead: str) -> None:
     """Ranks 0 and 1 recorded steps 3 and 4, and rank 2 step 5 alone."""
 
-    def recorded(*numbers: int, exposed: int) -> list[dict[str, object]]:
+    def steps_of_rank(*numbers: int, exposed: int) -> list[dict[str, object]]:
         begun = ((number, 100 * number) for number in numbers)
         steps = ([step(n, at, at + 100), op("mm", at, at + 60), gloo(at + 40, at + 60 + exposed)] for n, at in begun)
         return [event for events in steps for event in events]
 
-    run_of(tmp_path / "run", recorded(3, 4, exposed=30), recorded(3, 4, exposed=20), recorded(5, exposed=5))
+    run_of(
+        tmp_path / "run", steps_of_rank(3, 4, exposed=30), steps_of_rank(3, 4, exposed=20), steps_of_rank(5, exposed=5)
+    )
     app = opened(tmp_path, "timeline", "run")
     app.query_params["ranks"] = str(rank)
     app.run()
