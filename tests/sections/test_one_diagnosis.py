@@ -88,7 +88,7 @@ def contradictions(text: str, found: Diagnosis) -> list[str]:
         for number in re.findall(r"(?<!differ from )\brank (\d+)", text)
         if int(number) not in {found.rank, *late}
     }
-    steps = {number for number in re.findall(r"(?<!median )\bstep (\d+)", text) if int(number) != found.step}
+    steps = {number for number in re.findall(r"(?<!median |. mean )\bstep (\d+)", text) if int(number) != found.step}
     labels = {share.label for share in found.causes}
     causes = {cause.label for cause in Cause if cause.label in text and cause.label not in labels}
     rest = text
@@ -104,7 +104,7 @@ def contradictions(text: str, found: Diagnosis) -> list[str]:
 
 def little_gains(found: Diagnosis) -> list[str]:
     """Remedies, under a cause's bar, too, that gain too little, or fewer bytes without what they gain."""
-    little_ns = LITTLE_GAIN * found.span_ns
+    little_ns = LITTLE_GAIN * min((each.gain_ns + each.step_ns for each in found.actions), default=found.span_ns)
     said = [
         f"{share.label}: {share.remedy}"
         for share in found.causes
@@ -113,7 +113,7 @@ def little_gains(found: Diagnosis) -> list[str]:
     return [
         *said,
         *re.findall(
-            r"(?:fewer|half the) bytes \([^)]*\) or a (?:faster link|link twice as fast)(?!\. Predicted|, against|: −)",
+            r"(?:fewer|half the) bytes \([^)]*\) or a (?:faster link|link twice as fast)(?!\. Predicted|\. The cause: [^.]*(?:\.\d[^.]*)?\. Its gain is not predicted|, against|: −)",
             found.advice,
         ),
     ]
