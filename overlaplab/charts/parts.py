@@ -9,7 +9,7 @@ from typing import Any, Literal, Self
 import altair as alt
 import pandas as pd
 
-from overlaplab.charts.theme import Palette
+from overlaplab.charts.theme import Palette, finish
 from overlaplab.words import to_ms
 
 STEP_PARTS = ("compute only", "communication hidden by compute", "communication exposed", "neither (idle, memory)")
@@ -27,6 +27,11 @@ class Layer(alt.Chart):
     def __deepcopy__(self, memo: object) -> Self:
         """Copy the layer, but nothing that is in it."""
         return self.copy(deep=False)
+
+
+def empty_chart(title: str, dark: bool) -> alt.LayerChart:
+    """What is drawn of a table without rows, such as a filter leaves: the title that says so."""
+    return finish([Layer(pd.DataFrame()).mark_bar()], title, [], f"{title}.", dark=dark, height=60)
 
 
 def step_fills(tones: Palette, parts: Iterable[str] = STEP_PARTS) -> list[tuple[str, str]]:

@@ -10,7 +10,18 @@ import altair as alt
 import numpy as np
 import pandas as pd
 
-from overlaplab.charts.parts import FLUSH, STEP_PARTS, Layer, bars, row_axis, stack_parts, step_fills, tooltip, words
+from overlaplab.charts.parts import (
+    FLUSH,
+    STEP_PARTS,
+    Layer,
+    bars,
+    empty_chart,
+    row_axis,
+    stack_parts,
+    step_fills,
+    tooltip,
+    words,
+)
 from overlaplab.charts.theme import colours, finish, palette
 from overlaplab.findings.across_runs.sweeps import sweep_title
 from overlaplab.words import cap_digits, count, duration, percent, size_exact, to_ms
@@ -26,6 +37,8 @@ _SLOTS = 400  # parts of the axis, each hidden or exposed by what most of it was
 
 def caps(table: pd.DataFrame, *, dark: bool = False, note: str | None = None) -> alt.LayerChart:
     """One bar per cap, from `overlaplab.sweep(runs)`: the median step in ms, and its parts, which add up to it."""
+    if table.empty:
+        return empty_chart("No recording was given", dark)
     tones = palette(dark)
     rows, ends = _steps(table)
     y = _cap_axis(table)

@@ -113,7 +113,8 @@ def little_gains(found: Diagnosis) -> list[str]:
     return [
         *said,
         *re.findall(
-            r"(?:fewer|half the) bytes \([^)]*\) or a (?:faster link|link twice as fast)(?!\. Predicted|\. The cause: [^.]*(?:\.\d[^.]*)?\. Its gain is not predicted|, against|: −)",
+            r"(?:fewer|half the) bytes \([^)]*\) or a (?:faster link|link twice as fast)"
+            r"(?!\. Predicted|, against|: −|\. The cause: [^.]*(?:\.\d[^.]*)?\. Its gain is not predicted)",
             found.advice,
         ),
     ]

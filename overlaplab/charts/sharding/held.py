@@ -8,7 +8,7 @@ import altair as alt
 import pandas as pd
 
 from overlaplab.analyses import HeldLimit
-from overlaplab.charts.parts import FLUSH, Layer, dashed_lines
+from overlaplab.charts.parts import FLUSH, Layer, dashed_lines, empty_chart
 from overlaplab.charts.theme import LINE, finish, palette
 from overlaplab.findings.sharding import gathered_peak, gathered_title, held_limit
 from overlaplab.words import byte_unit, size_exact, to_ms
@@ -41,6 +41,8 @@ def gathered(
     bytes at most, which a dashed line shows. `note` is the subtitle's last line, and `line` how many characters fit on
     one.
     """
+    if curve.empty:
+        return empty_chart("Nothing was gathered", dark)
     tones = palette(dark)
     curve = curve.sort_values("time_ns", kind="stable")
     window = window_ns or (min(0, int(curve["time_ns"].min())), int(curve["time_ns"].max()))

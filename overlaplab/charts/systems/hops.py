@@ -5,7 +5,7 @@ from __future__ import annotations
 import altair as alt
 import pandas as pd
 
-from overlaplab.charts.parts import Layer, fills_drawn, row_axis, tooltip
+from overlaplab.charts.parts import Layer, empty_chart, fills_drawn, row_axis, tooltip
 from overlaplab.charts.theme import colours, finish, palette
 from overlaplab.findings import hops_remark, hops_title
 from overlaplab.words import count, rank_word
@@ -22,6 +22,8 @@ def hops(table: pd.DataFrame, moments: pd.DataFrame, *, dark: bool = False, note
     Takes rows of `overlaplab.analyses.hops` of one step and bucket, and of `chunks_after_hops` of these. What arrived
     in the hop has a border.
     """
+    if table.empty:
+        return empty_chart("No hop was recorded", dark)
     tones = palette(dark)
     ranks = int(moments["rank"].nunique())
     cells = pd.DataFrame(

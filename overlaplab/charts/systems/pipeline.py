@@ -8,7 +8,7 @@ from typing import Any
 import altair as alt
 import pandas as pd
 
-from overlaplab.charts.parts import WHEN, Layer, bars, row_axis, tooltip, words
+from overlaplab.charts.parts import WHEN, Layer, bars, empty_chart, row_axis, tooltip, words
 from overlaplab.charts.sharding.held import LABELS_LOOK, LABELS_WIDTH, time_axis
 from overlaplab.charts.theme import LINE, colours, finish, labels_width, palette
 from overlaplab.findings.systems.pipeline import pipeline_held_title
@@ -36,6 +36,8 @@ def pipeline(
     """Rows of `analyses.pipeline` of one pipeline and step, all its ranks: a row per stage, bars with microbatches'
     numbers, and the time in which the stage's rank does nothing.
     """
+    if table.empty:
+        return empty_chart("No action of a pipeline was recorded", dark)
     tones = palette(dark)
     names = _names(table)
     end = int(table["end_ns"].max())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import altair as alt
 import pandas as pd
 
-from overlaplab.charts.parts import Layer, tooltip
+from overlaplab.charts.parts import Layer, empty_chart, tooltip
 from overlaplab.charts.theme import finish, palette
 from overlaplab.columns import column
 from overlaplab.findings.systems.staleness import staleness_remark, staleness_title
@@ -15,6 +15,8 @@ _HEIGHT_PX = 220
 
 def staleness(table: pd.DataFrame, *, dark: bool = False, note: str | None = None) -> alt.LayerChart:
     """A bar per staleness: how many updates had it. Takes rows of `overlaplab.analyses.staleness`."""
+    if table.empty:
+        return empty_chart("No update was recorded", dark)
     counted = table.groupby("staleness").agg(updates=("worker", "size"), by=("worker", _ranks)).reset_index()
     every = pd.DataFrame({"staleness": range(int(table["staleness"].max()) + 1)})
     rows = every.merge(counted, how="left").fillna({"updates": 0, "by": ""})
