@@ -8,7 +8,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from functools import lru_cache
 from pathlib import Path, PurePath
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from msgspec import Struct
 
@@ -45,13 +45,24 @@ class Entry(Struct, frozen=True, kw_only=True):
         return self.files > 0 or self.manifest
 
 
+class Scan(NamedTuple):
+    """What a look into the opened folder and those below it gives."""
+
+    runs: list[Entry]
+    """Those that `find_runs` gives."""
+    refused: list[str]
+    """The links to folders outside the opened one, which are not followed, by their names below it."""
+    is_cut: bool
+    """Whether it ended before all folders were looked into, as there are too many."""
+
+
 def find_runs(root: Path) -> list[Entry]:
     """The opened folder and those below it that hold a manifest, traces or a watched training, in order of name."""
-    return scan_runs(root)[0]
+    return scan_runs(root).runs
 
 
-def scan_runs(root: Path) -> tuple[list[Entry], list[str]]:
-    """`find_runs`, and the links to folders outside the opened one, which are not followed, by their names below it."""
+def scan_runs(root: Path) -> Scan:
+    """Look into the opened folder and those below it."""
     runs: list[Entry] = []
     refused: list[str] = []
     looked = 0
@@ -83,7 +94,7 @@ def scan_runs(root: Path) -> tuple[list[Entry], list[str]]:
                     inner = entry.name if name == HERE else f"{name}/{entry.name}"
                     is_inside = not entry.is_symlink() and not inner.startswith("\\")
                     queue.append((inner, depth + 1, folder / entry.name if is_inside else None))
-    return sorted(runs, key=lambda entry: (entry.name != HERE, entry.name)), sorted(refused)
+    return Scan(sorted(runs, key=lambda entry: (entry.name != HERE, entry.name)), sorted(refused), bool(queue))
 
 
 def confined_path(root: Path, name: str) -> Path:

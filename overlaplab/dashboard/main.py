@@ -14,7 +14,7 @@ from streamlit.navigation.page import StreamlitPage
 from overlaplab import findings
 from overlaplab.dashboard import links
 from overlaplab.dashboard.data import uploads
-from overlaplab.dashboard.folder import Entry, find_runs, run_title, scan_runs, short_words, watched_beside
+from overlaplab.dashboard.folder import Entry, Scan, find_runs, run_title, scan_runs, short_words, watched_beside
 from overlaplab.dashboard.heap import rest_modules
 from overlaplab.dashboard.linked_run import find_meant, say_what_is_shown
 from overlaplab.dashboard.live import look_s
@@ -159,7 +159,7 @@ def _pick_run(needed: bool, *, compares: bool) -> bool:
     """
     folder = opened_folder()
     there = folder is not None and folder.is_dir()
-    entries, outside = scan_runs(folder) if folder is not None and there else ([], [])
+    entries, outside, is_cut = scan_runs(folder) if folder is not None and there else Scan([], [], False)
     if folder is not None and there:
         st.session_state["watch_rests"] = True
         _watch(folder, entries)
@@ -194,6 +194,8 @@ def _pick_run(needed: bool, *, compares: bool) -> bool:
         )
         if refused is not None:
             st.text(refused)
+        if is_cut:
+            st.text("Too many folders to look into them all: for a run that is not listed, open a folder further down.")
         close_button(chosen)
     links.settle(links.RUN, chosen, plain=False)
     if linked is not None:

@@ -14,6 +14,8 @@ from made.traces import event, gloo, op, run_of, step, write
 from made.zero3 import zero3_events
 from streamlit.testing.v1 import AppTest
 
+from overlaplab.dashboard import folder
+
 Open = Callable[..., AppTest]
 NOTHING = {
     "buckets": "has no buckets",
@@ -137,3 +139,17 @@ def test_a_page_begins_as_the_summary_does_and_does_not_say_it_again(opened: Ope
     assert [link.proto.label for link in app.main.get("page_link")] == ["Summary ›"]
     assert not app.header
     assert not any(head[2] in text or head[3] in text for text in body_texts(app))
+
+
+def test_a_folder_of_too_many_runs_says_that_some_are_not_listed(
+    tmp_path: Path, opened: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("a", "b", "c"):
+        run_of(tmp_path / name, cpu_events(late=0))
+    whole = [text.value for text in opened(tmp_path).sidebar.text]
+    monkeypatch.setattr(folder, "_MOST", 2)
+    assert [entry.name for entry in folder.scan_runs(tmp_path).runs] == ["a", "b"]
+    cut = [text.value for text in opened(tmp_path).sidebar.text]
+    assert [text for text in cut if text not in whole] == [
+        "Too many folders to look into them all: for a run that is not listed, open a folder further down."
+    ]
