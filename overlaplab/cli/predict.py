@@ -123,9 +123,11 @@ def _edits(texts: Sequence[str]) -> tuple[dict[str, Any], tuple[tuple[str, str |
         else:
             field, parse, example = OPTIONS[name]
             try:
-                options[field] = parse(value)
+                parsed = parse(value)
             except ValueError:
                 raise OverlaplabError(f"--edit {text}: no value for {name}", remedy=f"As in {name}={example}") from None
+            if options.setdefault(field, parsed) != parsed:
+                raise OverlaplabError(f"--edit {name} is given twice", remedy="Predict one value at a time.")
     return options, tuple(edits)
 
 

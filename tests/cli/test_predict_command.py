@@ -233,6 +233,8 @@ def test_an_option_and_an_edit_of_one_setting_agree(command: Any) -> None:
     code, _, error = command("predict", SWEEP.parent / "bucketed", "--bucket-cap-mb", 4, "--edit", "cap=8")
     assert (code, error) == (2, "overlaplab: bucket_cap_mb is asked for twice. Give the option, or --edit.\n")
     assert command("predict", SWEEP.parent / "bucketed", "--bucket-cap-mb", 8, "--edit", "cap=8")[0] == 0
+    code, _, error = command("predict", SWEEP.parent / "bucketed", "--edit", "cap=4", "--edit", "cap=8")
+    assert (code, error) == (2, "overlaplab: --edit cap is given twice. Predict one value at a time.\n")
 
 
 def test_edits_alone_need_not_all_ranks(command: Any, tmp_path: Path) -> None:
