@@ -38,21 +38,19 @@ def stragglers(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
     which would vanish had it arrived with the second to last). `ranks` only selects rows: all ranks' arrivals count.
     Raises `OverlaplabError` for an unknown rank or step.
     """
-    rows = stragglers_of(collectives(run, replace(selection, ranks=None)), collectives(run))
+    everything, of_steps = collectives(run), collectives(run, replace(selection, ranks=None))
+    in_steps = of_steps.loc[of_steps["step"].notna(), "index"]  # none in a trace without steps
+    rows = stragglers_of(everything[everything["index"].isin(in_steps)] if len(in_steps) else of_steps)
     if selection.ranks is None:
         return rows
     selected_traces(run, selection)  # raises for an unknown rank
     return rows[rows["rank"].isin(list(selection.ranks))].reset_index(drop=True)
 
 
-def stragglers_of(table: pd.DataFrame, everything: pd.DataFrame | None = None) -> pd.DataFrame:
-    """`stragglers` of the collectives in these rows of `collectives`; `everything` has all rows, if these are not all:
-    a rank may have launched one in a neighbouring step.
+def stragglers_of(table: pd.DataFrame) -> pd.DataFrame:
+    """`stragglers` of these rows of `collectives`: all of each collective, though a rank may have launched it in a
+    neighbouring step.
     """
-    in_steps = table.loc[table["step"].notna(), "index"]  # none in a trace without steps
-    if len(in_steps):
-        everything = table if everything is None else everything
-        table = everything[everything["index"].isin(in_steps)]
     waits_known = table["wait_ns"].notna() & (table["rank"] != table["last_rank"])
     arrived = table[table["skew_ns"].notna() & table["index"].isin(table.loc[waits_known, "index"])]
     arrived = arrived.assign(latest_ns=arrived.groupby("index")["arrived_ns"].transform("max"))

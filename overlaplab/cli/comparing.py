@@ -98,7 +98,7 @@ def compare(
         if markdown is not None:
             _write(markdown, gate_markdown(loaded[-1], selection, figures, before, lines))
         _say(lines, findings.busy_note(loaded[-1:] if first is None else [first, loaded[-1]], selection))
-    elif baseline is not None:
+    if baseline is not None and not conditions:
         print("overlaplab: note: nothing is compared with the baseline: no --fail-if names a figure", file=sys.stderr)
 
 

@@ -93,7 +93,8 @@ def predict(
     }
     changes, edits = _edits(edit or ())
     if twice := [name for name, value in changes.items() if options.get(name) not in (None, value)]:
-        raise OverlaplabError(f"{twice[0]} is asked for twice", remedy="Give the option, or --edit.")
+        option = twice[0].replace("_", "-")
+        raise OverlaplabError(f"--{option} and --edit give it two values", remedy="Give the option, or --edit.")
     options |= changes
     refuse_to_predict(recorded, needs_all_ranks=any(value is not None for value in options.values()))
     if options["link"] is not None:
@@ -126,8 +127,9 @@ def _edits(texts: Sequence[str]) -> tuple[dict[str, Any], tuple[tuple[str, str |
                 parsed = parse(value)
             except ValueError:
                 raise OverlaplabError(f"--edit {text}: no value for {name}", remedy=f"As in {name}={example}") from None
-            if options.setdefault(field, parsed) != parsed:
+            if field in options and options[field] != parsed:
                 raise OverlaplabError(f"--edit {name} is given twice", remedy="Predict one value at a time.")
+            options[field] = parsed
     return options, tuple(edits)
 
 

@@ -33,7 +33,9 @@ def table_word(table: pd.DataFrame) -> str:
 
 
 def table_time(table: pd.DataFrame) -> str:
-    """What the time of their windows is called: `step time`, or `trace`."""
+    """What the time of their windows is called: `step time`, or `trace`; `recorded time` where the rows do not tell."""
+    if "step" not in table:
+        return "recorded time"
     return "step time" if table_word(table) == "step" else "trace"
 
 

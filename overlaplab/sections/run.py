@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 
 import pandas as pd
+from msgspec.structs import replace
 
 from overlaplab import analyses, charts, findings
 from overlaplab.charts.systems.hops import MOST_CELLS
@@ -171,7 +172,8 @@ def collectives_section(
     )
     if table.empty:
         return None
-    link, late = of.manifest.link if of.manifest else None, analyses.stragglers_of(table, of.collectives)
+    link = of.manifest.link if of.manifest else None
+    late = of.stragglers if step is None else analyses.stragglers(of.run, replace(of.selection, steps=[step]))
     rows = analyses.each_collective(table)
     worded = rows.assign(bus_is_lower_bound=tables.bound_words(rows))
     held, blocks = as_held(worded, "each_collective"), list[Block]()

@@ -327,7 +327,7 @@ def schedule_rows(steps: pd.DataFrame) -> TableBlock:
 def collectives_rows(rows: pd.DataFrame) -> TableBlock:
     """Rows of `each_collective`, the most exposed first."""
     rows = _word_groups(rows).sort_values("exposed_ns", ascending=False, kind="stable", na_position="last")
-    near = rows["within_clock_error"].fillna(False).astype(bool)
+    near = rows["within_clock_error"].fillna(False).astype(bool) & rows["wait_ns"].notna()
     bounds = rows["bus_is_lower_bound"]
     speeds = zip(bounds, _texts(rows["bus_gb_per_s"], "GB/s", 2), strict=True)
     return TableBlock(
@@ -339,9 +339,7 @@ def collectives_rows(rows: pd.DataFrame) -> TableBlock:
             .map("rank {}".format, na_action="ignore")
             .astype(object)
             .mask(near, "within clock error"),
-            terse_wait_ns=pd.Series(_fine_times(rows["wait_ns"]), rows.index).mask(
-                near & rows["wait_ns"].notna(), "≈0"
-            ),
+            terse_wait_ns=pd.Series(_fine_times(rows["wait_ns"]), rows.index).mask(near, "≈0"),
             terse_last_rank=pd.Series(_texts(rows["last_rank"], "count", 0), rows.index).mask(near, "≈"),
             terse_transfer_ns=_fine_times(rows["transfer_ns"]),
             terse_exposed_ns=_fine_times(rows["exposed_ns"]),
@@ -640,7 +638,7 @@ def sent_rows(volume: pd.DataFrame, windows: int, window: str) -> TableBlock | N
     return TableBlock(
         key="volume_table",
         caption=f"Sent per rank and {window}",
-        frame=rows.assign(kind=[str(kind).replace("_", "-") for kind in rows.index]),
+        frame=rows.assign(count=rows["count"].round(3), kind=[str(kind).replace("_", "-") for kind in rows.index]),
         columns=columns("volume", "kind", "count", "bytes", "sent_bytes"),
     )
 

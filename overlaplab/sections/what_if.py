@@ -258,7 +258,7 @@ def _growth_charts(played: _ShownAnswer, ranks: pd.DataFrame) -> Iterator[Chart]
 
 def _lanes(played: _ShownAnswer) -> Chart:
     before, after = what_if.answer(played.run, Question(setting=Setting())).lanes, played.answer.lanes
-    both = pd.concat([before.assign(which="measured"), after.assign(which="predicted")])
+    both = pd.concat([before.assign(which="recorded"), after.assign(which="predicted")])
     spans = (what_if.measured_span_ns(played.run), played.answer.median_span_ns)
     return Chart("step_lanes", partial(charts.step_lanes, before, after, spans), played.note, as_held(both, "lanes"))
 

@@ -236,6 +236,9 @@ def test_a_strategy_sends_what_theory_says(tmp_path: Path) -> None:
     assert volume(run).groupby("rank")["sent_bytes"].sum().tolist() == [theory.sent_bytes] * 2
     (row,) = overlaplab.compare([run]).to_dict("records")
     assert (row["sent_bytes"], row["theory_sent_bytes"]) == (1600, 1600)
+    unmarked = run_of(tmp_path / "unmarked", events[1:], events[1:], manifest=manifest("zero1"))
+    (row,) = overlaplab.compare([unmarked]).to_dict("records")  # of the trace, and theory is of a step
+    assert (row["sent_bytes"], pd.isna(row["theory_sent_bytes"])) == (1600, True)
     assert pd.isna(row["memory_bytes"])
 
 

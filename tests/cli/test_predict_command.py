@@ -231,7 +231,10 @@ def test_edits_are_behind_the_link_that_is_asked_for(command: Any) -> None:
 
 def test_an_option_and_an_edit_of_one_setting_agree(command: Any) -> None:
     code, _, error = command("predict", SWEEP.parent / "bucketed", "--bucket-cap-mb", 4, "--edit", "cap=8")
-    assert (code, error) == (2, "overlaplab: bucket_cap_mb is asked for twice. Give the option, or --edit.\n")
+    assert (code, error) == (
+        2,
+        "overlaplab: --bucket-cap-mb and --edit give it two values. Give the option, or --edit.\n",
+    )
     assert command("predict", SWEEP.parent / "bucketed", "--bucket-cap-mb", 8, "--edit", "cap=8")[0] == 0
     code, _, error = command("predict", SWEEP.parent / "bucketed", "--edit", "cap=4", "--edit", "cap=8")
     assert (code, error) == (2, "overlaplab: --edit cap is given twice. Predict one value at a time.\n")

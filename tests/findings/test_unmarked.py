@@ -53,6 +53,7 @@ def test_no_gain_of_it_is_one_per_step(tmp_path: Path) -> None:
     assert [text for text in sentences if re.search(r"\bsteps?\b", text.replace("per-step", ""))] == []
     bars = json.dumps(charts.summary(of.summary).to_dict())
     assert "100 % of its rank's trace" in bars
+    assert "step time" not in summary_title(of.totals)
     assert "step time" not in bars
     folds = [block for block in summary_section(of, diagnosis, None).blocks if isinstance(block, Folded)]
     costs = next(fold.blocks for fold in folds if fold.key == "costs_fold")

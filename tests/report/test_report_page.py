@@ -17,10 +17,11 @@ import pandas as pd
 import pytest
 from made.runs import EMULATED, engine_events, gpu_events, made_gathering, made_sweep
 from made.traces import event, gloo, launched, op, run_of, step, write
+from samples import sample_run
 
 from overlaplab import OverlaplabError, charts, collectives, compare, load_run, schedule, stragglers, summary
 from overlaplab import buckets as bucket_table
-from overlaplab.analyses import each_collective, gathered_bytes, scatters
+from overlaplab.analyses import each_collective, gathered_bytes, scatters, volume
 from overlaplab.charts.lanes import WINDOW
 from overlaplab.charts.theme import LIGHT
 from overlaplab.cli import main
@@ -31,6 +32,8 @@ from overlaplab.report.bundle import columnar_spec, data_island, policy, style, 
 from overlaplab.report.page import report_page
 from overlaplab.report.whole_file import refuse_target, whole_file
 from overlaplab.sections.blocks import TableBlock
+from overlaplab.sections.tables import sent_rows
+from overlaplab.selection import Selection
 from overlaplab.timeline.timeline import timeline_events, timeline_view
 
 HOSTILE = "</script><script>x</script><!--<img src=x>&\u2028\u202e"
@@ -382,6 +385,19 @@ def test_a_run_without_anything_that_counts_says_so(tmp_path: Path, device: str 
     page = Parsed(report_page([run]))
     assert any(text.startswith("Device activity was not recorded") for text in page.texts("p"))
     assert not any(attributes.get("class") == "chart" for _, attributes, _ in page.elements)
+
+
+def test_a_step_whose_messages_reach_a_server_in_the_next_one_is_reported() -> None:
+    page = report_page([sample_run("parameter-server")], Selection(steps=[2]))
+    assert "Who came last" in page
+
+
+def test_mean_counts_have_three_digits() -> None:
+    run = sample_run("naive")
+    block = sent_rows(volume(run), 7 * len(summary(run)), "step")
+    assert block is not None
+    assert block.frame["count"].tolist() == [round(number, 3) for number in block.frame["count"]]
+    assert any(number % 1 for number in block.frame["count"])
 
 
 def test_policy_lists_each_hash() -> None:

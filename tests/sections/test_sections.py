@@ -89,6 +89,9 @@ def test_what_is_unknown_of_a_collective(tmp_path: Path) -> None:
     frame = collectives_rows(rows).frame
     assert frame["terse_wait_ns"].tolist() == ["≈0", "–"]
     assert frame["terse_bus_gb_per_s"].tolist() == ["–", "≥12.00"]
+    assert frame["terse_last_rank"].tolist() == ["≈", "–"]
+    missing = rows.assign(last_rank=pd.NA, within_clock_error=True, wait_ns=pd.NA)  # ranks without a trace
+    assert collectives_rows(missing).frame["terse_last_rank"].tolist() == ["–", "–"]
     assert [None if pd.isna(word) else word for word in frame["last_word"]] == ["within clock error", None]
     assert [None if pd.isna(word) else word for word in frame["bus_is_lower_bound"]] == [None, "a lower bound"]
 

@@ -128,7 +128,7 @@ def _sizes(run: Run, table: pd.DataFrame, steps: int) -> dict[str, Any]:
     largest = held.max()
     return {
         "sent_bytes": _sent_bytes(run, table, steps),
-        "theory_sent_bytes": theory.sent_bytes if theory else None,
+        "theory_sent_bytes": theory.sent_bytes if theory and table["step"].notna().any() else None,  # of one step
         "memory_bytes": largest["bytes"],
         "theory_memory_bytes": largest["formula_bytes"],
         "peak_memory_bytes": peaks(run)["peak_bytes"].max(),

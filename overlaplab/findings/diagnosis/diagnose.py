@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 from msgspec import Struct
 
-from overlaplab.analyses.worst import outlier_steps, rows_of, without_steps
+from overlaplab.analyses.worst import drop_damaged, outlier_steps, rows_of, without_outliers, without_steps
 from overlaplab.causes import Cause
 from overlaplab.evidence.arrays import int_or_none
 from overlaplab.findings.actions.ranked import (
@@ -321,13 +321,18 @@ def why_chosen(
     """Why a diagnosis is about its window: `rank` and `step` as asked for, None for any; the others: which it is."""
     ranks = table["rank"].nunique(dropna=False)
     kind = kind_name(table, chosen_step) if step is None else ""
-    of_rank = table if chosen_rank is None else table[table["rank"].eq(chosen_rank).fillna(False)]
-    steps = steps_of_kind(of_rank, chosen_step)["step"].nunique(dropna=False)
+    of_rank = table if chosen_rank is None else rows_of(table, {"rank": chosen_rank})
+    able = without_outliers(drop_damaged(of_rank))
+    steps = steps_of_kind(able if chosen_step in set(able["step"]) else of_rank, chosen_step)["step"].nunique(
+        dropna=False
+    )
     the_rank = "the most exposed rank" if rank is None and ranks > 1 else ""
     the_step = ""
     if step is None and steps > 1:
         the_step = "its median step by exposed time" if steps > 2 else "the more exposed of its two steps"
         the_step += f" among its kind, {kind}" if kind else ""
+    elif step is None and of_rank["step"].nunique() > 1:
+        the_step = "its only whole step"
     chosen = ", ".join(filter(None, (the_rank, the_step)))
     return chosen or ("as chosen" if rank is not None or step is not None else "the only one")
 

@@ -307,6 +307,8 @@ def test_why_this_step(asked: tuple[int | None, int | None], why: str) -> None:
     assert why_chosen(table, *asked) == why
     assert why_chosen(STEP, None, None) == "the only one"
     assert why_chosen(summary_rows(STEPS[0], STEPS[2]), None, None) == "the more exposed of its two steps"
+    damaged = summary_rows(STEPS[0], STEPS[2]).assign(damaged=[True, False])
+    assert why_chosen(damaged, None, None, 0, int(STEPS[2][1])) == "its only whole step"
     unmarked = pd.concat([table[table["rank"] == 1], table[table["rank"] == 0].iloc[:1].assign(step=pd.NA)])
     assert why_chosen(unmarked, None, None, 0, None) == "the most exposed rank"
     assert why_chosen(unmarked, None, None, 1, 2) == "the most exposed rank, its median step by exposed time"
