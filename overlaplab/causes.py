@@ -70,7 +70,7 @@ class Cause(StrEnum):
         "queued",
         "link busy (queued)",
         "launched, but the link was busy with another collective",
-        "for {} of it, the link was busy with another collective",
+        "for {} of it, what was sent had waited for a busy link",
         "queued",
         "transfer",
     )

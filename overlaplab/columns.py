@@ -509,12 +509,12 @@ _IN_TABLES: dict[tuple[str, ...], tuple[Column, ...]] = {
         _ns("hidden_ns", "hidden", "Of that, time in which the rank computed."),
     ),
     ("collective_times",): (
-        _text("ranks", "group", "The ranks of the group."),
+        _text("ranks", "ranks", "The ranks of the group."),
         _ns("time_ns", "time", "How long it takes once all ranks are there, by a line through what was measured."),
         _count("count", "transfers", "How many transfers the line rests on."),
     ),
     ("transfer_lines",): (
-        _text("ranks", "group", "The ranks of the group."),
+        _text("ranks", "ranks", "The ranks of the group."),
         _ns("latency_ns", "latency per message", "α of the line; unknown where all are of one size.", "α ms"),
         _speed("bus_gb_per_s", "bandwidth", "B of that line: what each rank sends in a second.", "B"),
         _ratio("deviation", "missed, % of transfers", "By how much the line misses them, ÷ their time."),
@@ -584,7 +584,7 @@ _IN_TABLES: dict[tuple[str, ...], tuple[Column, ...]] = {
     ),
     ("pipeline_ranks",): (
         _ns("busy_ns", "busy", "In actions."),
-        _ns("idle_ns", "idle", "The rest of the pipeline's step."),
+        _ns("idle_ns", "bubble", "The rest of the pipeline's step."),
         _ns("schedule_ns", "by schedule", "What its schedule leaves idle by itself.", "sched."),
         _ns("imbalance_ns", "by imbalance", "What unequal stages add to that.", "uneven"),
         _count("actions", "actions", "How many actions the rank did."),

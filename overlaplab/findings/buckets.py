@@ -59,8 +59,8 @@ def bucket_notes(table: pd.DataFrame) -> tuple[str, ...]:
     added_ns, once_ns = _sent_ns(table)
     if added_ns > once_ns:
         notes.append(
-            f"some buckets are sent at once, and each counts that time: they take {ms(added_ns)} added up, and"
-            f" {ms(once_ns)} together"
+            f"some buckets are sent at the same time, which each counts: over all ranks and steps {ms(added_ns)} added"
+            f" up, and {ms(once_ns)} together"
         )
     return tuple(notes)
 
@@ -141,7 +141,7 @@ def _late_sentence(row: dict[Any, Any]) -> str:
     name = gradient_word(row["parameter"], row["arrival"], row["shape"])
     gap = "the only one in it" if pd.isna(row["gap_ns"]) else f"{ms(row['gap_ns'])} after the one before it"
     waited = f", and then waited {ms(row['link_ns'])} for the busy link" if row["link_ns"] > PROMPT_LAUNCH_NS else ""
-    exposed = f"{ms(row['exposed_ns'])} of it is exposed."
+    exposed = f"{ms(row['exposed_ns'])} of its transfer is exposed."
     if row["earlier_ns"] <= HELD_NS:
         return f"Bucket {row['index']}: {name} came last, {gap}{waited}; {exposed}"
     saved = f"{ms(row['saved_ns'])} less would be" if row["saved_ns"] else "no less would be"

@@ -95,7 +95,7 @@ def step_marks(diagnosis: Diagnosis) -> pd.DataFrame:
 
 def marks_heading(window: str) -> str:
     """The heading of `step_marks`; `window`: see `window_word`."""
-    return "How short this step could be".replace("step", window)
+    return "How short this step could be with less exposed communication".replace("step", window)
 
 
 def marks_title(marks: pd.DataFrame, window: str = "step") -> str:

@@ -93,7 +93,7 @@ def buckets(of: RunTables, *, every: bool = False) -> Iterator[Printed]:
     if len(table):
         yield (
             "ms from each step's start; exposed: the collective's time without compute; simultaneous collectives each"
-            " count it (`exposed` divides it)"
+            " count it (the command `exposed` divides it)"
         )
     shown = table if every or len(table) <= MOST_ROWS else one_window(table, of.window)
     for _, rows in shown.groupby(["rank", "step"], dropna=False, sort=False):

@@ -90,8 +90,9 @@ def pipeline_ranks_rows(table: pd.DataFrame) -> TableBlock:
         frame=table,
         columns=_PIPELINE_RANKS,
         narrow=[column for column in _PIPELINE_RANKS if column.name not in left_out],
-        legend="ms; step: from the first action of any rank to the last; sched., uneven: what must be idle in any case",
-        notes=["wait, moving and host are gaps before actions: the rest of idle comes after a rank's last action"],
+        legend="ms; step: from the first action of any rank to the last; sched.: the bubble that the schedule makes by"
+        " itself; uneven: what unequal stages add",
+        notes=["wait, moving and host are gaps before actions: the rest of a bubble comes after a rank's last action"],
     )
 
 
@@ -210,6 +211,8 @@ def _place(diagnosis: findings.Diagnosis) -> str:
 
 def actions_rows(actions: Sequence[findings.Advised], *, advised: bool) -> TableBlock:
     """What would help, in the order in which it is advised; `advised`: whether the first is what the advice says."""
+    window = actions[0].window
+    whole = "the mean step" if window == "step" else f"the {window}"
     frame = pd.DataFrame(
         {
             "gain_ns": [each.gain_ns for each in actions],
@@ -223,7 +226,8 @@ def actions_rows(actions: Sequence[findings.Advised], *, advised: bool) -> Table
         caption=findings.actions_title(actions, advised=advised),
         frame=frame,
         columns=columns("advise", "gain_ns", "half_ns", "action", "against"),
-        legend="ms; gains do not add up; ±: by how much the real gain may differ; against: the cause that it reduces",
+        legend=f"ms of {whole}; gains do not add up; what costs a search, precision or hardware comes first only with"
+        f" twice the gain; ±: by how much the real gain may differ; against: the largest cause in the {window} shown",
     )
 
 
@@ -360,7 +364,7 @@ def collectives_rows(rows: pd.DataFrame) -> TableBlock:
             *columns("each_collective", "unmatched"),
         ),
         legend="ms; wait: until the last rank came, on the rank that waited longest (≈: within clock error); "
-        "exposed: on the most exposed rank; simultaneous collectives each count it (`exposed` divides it); "
+        "exposed: on the most exposed rank; simultaneous collectives each count it (the command `exposed` divides it); "
         "GB/s: bus bandwidth, ≥ where only the duration is known",
         notes=["bus bandwidth is a lower bound where the transfer is unknown"] if bounds.any() else [],
         ranked_by="exposed_ns",
@@ -425,7 +429,8 @@ def late_ranks_rows(table: pd.DataFrame) -> TableBlock:
         caption="Who came last",
         frame=table,
         columns=columns("stragglers", *names),
-        legend="late: its median, counted from the other ranks' median arrival; others waited: ms, summed over ranks",
+        legend="late: its median, counted from the other ranks' median arrival; others waited: ms, summed over ranks;"
+        " for it alone: less, had it come with the second to last",
         ranked_by="cost_ns",
         ranked_words="that the others waited for longest",
         notes=["lateness counts from the other ranks' median arrival"],
@@ -462,7 +467,7 @@ def median_kinds_rows(table: pd.DataFrame) -> TableBlock:
         ranked_by="exposed_max_ns",
         ranked_words="that were exposed most",
         narrow=columns("communication_by", *shown),
-        legend="at most: the most exposed rank; groups may work at once, so times may add up to more than the step",
+        legend="ms of all steps together; at most: the most exposed rank; groups may work at the same time",
     )
 
 
@@ -488,7 +493,7 @@ def lines_rows(table: pd.DataFrame) -> TableBlock:
         narrow=columns("transfer_lines", *(name for name in names if name not in ("sizes", "deviation"))),
         legend=(f"{UNKNOWN}: no line explains the times. " if astray.any() else "")
         + (f"R² {UNKNOWN}: {fits_less}. " if unexplained.any() else "")
-        + "T = s·α + f·bytes ÷ B of a ring; waiting for late ranks is not in it",
+        + "T = s·α + f·bytes ÷ B of a ring in s messages; B: GB/s; waiting for late ranks is not in it",
         notes=[
             *(["where α and B are missing, no line explains the times"] if astray.any() else []),
             *([f"where R² alone is missing, {fits_less}"] if unexplained.any() else []),

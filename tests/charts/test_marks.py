@@ -45,6 +45,7 @@ def test_the_line_begins_at_nothing() -> None:
 
 def test_it_says_all_in_words() -> None:
     spec = charts.step_marks(strip(alone=10, measured=30), note="if nobody waits").to_dict()
-    assert spec["description"] == "How short this step could be: 10.0 ms alone (−20.0 ms, 67\u00a0%), 30.0 ms measured."
+    heading = "How short this step could be with less exposed communication"
+    assert spec["description"] == f"{heading}: 10.0 ms alone (−20.0 ms, 67\u00a0%), 30.0 ms measured."
     assert spec["title"]["subtitle"] == ["if nobody waits"]
     assert "subtitle" not in charts.step_marks(strip(alone=10, measured=30)).to_dict()["title"]

@@ -213,12 +213,13 @@ def _weighed_ns(advised: Advised) -> float:
 
 
 def predicted_words(advised: Advised, *, beside: bool = False) -> str:
-    """The recommendation: `Try bucket_cap_mb 5. Predicted gain: 104 ms per step (33 % of 314 ms) ± 6.2 ms.`
+    """The recommendation: `Try bucket_cap_mb 5. Predicted gain: 104 ms per step (33 % of the mean, 314 ms) ±
+    6.2 ms.`
 
     `beside`: it follows one whose gain is unknown. The gain is of the mean step, not of the one that is shown.
     """
-    of_mean = f"{_share(advised)} of {ms(advised.gain_ns + advised.step_ns)}"
-    per_step = " per step" if advised.window == "step" else ""
+    per_step, mean = (" per step", "the mean, ") if advised.window == "step" else ("", "")
+    of_mean = f"{_share(advised)} of {mean}{ms(advised.gain_ns + advised.step_ns)}"
     gain = f"{ms(advised.gain_ns)}{per_step} ({of_mean}) {_half(advised)}".rstrip()
     memory = advised.memory_bytes
     takes = f" It takes up to {size_exact(memory)} more memory on each rank." if memory else ""

@@ -255,7 +255,8 @@ def outliers_finding(table: pd.DataFrame) -> str | None:
     exposed, usual, span, usual_span = (int(rows.groupby("step")[name].max().median()) for rows, name in figures)
     named = f"Step {steps[0]} differs" if len(steps) == 1 else f"Steps {numbers_named(steps, last=' and ')} differ"
     if abs(exposed - usual) * 2 >= abs(span - usual_span):
-        return f"{named}: {ms(exposed)} exposed, against {ms(usual)} in the others."
+        on = " on the most exposed rank" if table["rank"].nunique(dropna=False) > 1 else ""
+        return f"{named}: {ms(exposed)} exposed{on}, against {ms(usual)} in the others."
     if steps == (table["step"].max(),) and span < usual_span:
         return None
     return f"{named}: {ms(span)} long, against {ms(usual_span)}."

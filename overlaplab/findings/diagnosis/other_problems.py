@@ -11,8 +11,8 @@ from overlaplab.findings.windows import table_time
 from overlaplab.words import percent
 
 LEAVE_CORES = (
-    "Leave the cores to the ranks: end other programs, or record fewer ranks. Until then the figures describe the"
-    " machine's load more than this run."
+    "Leave the cores to the ranks: end other programs, or record fewer ranks. Until then no gain can be told from the"
+    " machine's load."
 )
 
 

@@ -44,9 +44,9 @@ def test_the_first_screen_says_what_is_wrong_and_what_to_try(opened, runs: Path)
     )
     assert advice == (
         "Try half the bytes (lower precision, accumulation) or a link twice as fast."
-        " Predicted gain: 0.35 ms per step (35\u00a0% of 1.0 ms) ± 0.065 ms."
+        " Predicted gain: 0.35 ms per step (35\u00a0% of the mean, 1.0 ms) ± 0.065 ms."
     )
-    assert strip == "How short this step could be"
+    assert strip == "How short this step could be with less exposed communication"
     assert cause == "longer than compute (link-bound)"
     assert figures(app) == [
         ["step", "1.0 ms", "median of 2 steps of rank 0: 1.0 ms"],

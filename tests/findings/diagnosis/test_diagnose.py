@@ -46,8 +46,8 @@ def test_causes_add_up_most_expensive_first() -> None:
     assert found.causes[0].rows["exposed_ns"].tolist() == [9 * MS, 6 * MS]
     assert (found.late_rank, found.waited_ns) == (2, 8 * MS)
     assert found.headline.replace("\u00a0", " ") == (
-        "30 % of the step is exposed communication (30.0 ms of 100.0 ms). For 15.0 ms of it, the link was busy with"
-        " another collective (buckets 0 and 3)."
+        "30 % of the step is exposed communication (30.0 ms of 100.0 ms). For 15.0 ms of it, what was sent had"
+        " waited for a busy link (buckets 0 and 3)."
     )
 
 
@@ -122,8 +122,8 @@ def test_what_cannot_be_told_from_nothing_comes_last() -> None:
     assert first_words(("cap", 2.0, 12, 13), ("balance", 1.0, 5, 4)).startswith("making rank 1")
     found = diagnosed(exposed_rows((0, 1, "tail", 30, None)), gains=gains(("cap", 2.0, 12, 13)))
     assert found.advice == (
-        "No gain is certain. First to try: bucket_cap_mb 2. Predicted gain: 12.0 ms per step (12\u00a0% of 100.0 ms)"
-        " ± 13.0 ms, so perhaps none."
+        "No gain is certain. First to try: bucket_cap_mb 2. Predicted gain: 12.0 ms per step (12\u00a0%"
+        " of the mean, 100.0 ms) ± 13.0 ms, so perhaps none."
     )
 
 
@@ -183,7 +183,7 @@ def test_where_communication_is_not_the_problem_what_gains_is_advised_all_the_sa
     assert found.headline.startswith("Communication is not the problem")
     assert found.headline.endswith(". For 28.0 ms of exposed communication, the host paused (bucket 0).")
     assert found.advice.startswith("Try finding what blocks the host")
-    assert found.advice.endswith("Predicted gain: 40.0 ms per step (40\u00a0% of 100.0 ms).")
+    assert found.advice.endswith("Predicted gain: 40.0 ms per step (40\u00a0% of the mean, 100.0 ms).")
     assert (found.gain_ns, found.is_problem) == (40 * MS, False)
     assert diagnosed(causes, gains=gains(("no_pause", None, 2))).gain_ns is None
 
