@@ -8,6 +8,7 @@ import contextlib
 import threading
 from collections.abc import Callable, Sequence
 from enum import StrEnum
+from functools import cache
 from typing import Any, cast
 from urllib.parse import quote
 
@@ -85,6 +86,12 @@ def span(word: Word, **values: str | int | Sequence[str]) -> Span:
     """
     trace_range = operator(label(word, **values))
     return cast(Span, _Bordered(trace_range)) if word in _BORDERED else trace_range
+
+
+@cache
+def kept_span(word: Word, **values: str | int) -> Span:
+    """A span that is made when first asked for, and then kept."""
+    return span(word, **values)
 
 
 def operator(name: str) -> Span:

@@ -28,20 +28,18 @@ class AdamW:
         """
         tensors = list(parameters)
         named = [(p, unit) for p, unit in zip(tensors, units or [""] * len(tensors), strict=True) if p.requires_grad]
-        self._parameters = [p for p, _ in named]
-        self._masters = [
-            p if self.exact(p.dtype) is p.dtype else p.detach().to(self.exact(p.dtype)) for p in self._parameters
-        ]
+        self._master_of = {
+            p: p if self.exact(p.dtype) is p.dtype else p.detach().to(self.exact(p.dtype)) for p, _ in named
+        }
         masters_of_unit: dict[str, list[torch.Tensor]] = {}
-        for (_, unit), master in zip(named, self._masters, strict=True):
-            masters_of_unit.setdefault(unit, []).append(master)
+        for p, unit in named:
+            masters_of_unit.setdefault(unit, []).append(self._master_of[p])
         self._torch_optimizers = {
             unit: torch.optim.AdamW(masters, lr=lr, fused=True) for unit, masters in masters_of_unit.items()
         }
         self.took_ns: dict[str, int] = {}
         """How long the update of each unit took at least, in ns."""
-        self._unit_of = {id(master): unit for unit, masters in masters_of_unit.items() for master in masters}
-        self._master_of = {id(p): master for p, master in zip(self._parameters, self._masters, strict=True)}
+        self._unit_of = {master: unit for unit, masters in masters_of_unit.items() for master in masters}
 
     @staticmethod
     def exact(dtype: torch.dtype) -> torch.dtype:
@@ -50,28 +48,28 @@ class AdamW:
 
     def states(self) -> list[torch.Tensor]:
         """All fp32 masters and moments that exist so far."""
-        masters = [m for p, m in zip(self._parameters, self._masters, strict=True) if m is not p]
+        masters = [master for p, master in self._master_of.items() if master is not p]
         states = [state for each in self._torch_optimizers.values() for state in each.state.values()]
         return masters + [t for state in states for t in state.values() if t.dim()]
 
     def state_of(self, parameter: torch.Tensor) -> dict[str, torch.Tensor]:
         """A parameter's fp32 `masters`, if any, and its moments `exp_avg` and `exp_avg_sq`, once it was updated."""
-        master = self._master_of[id(parameter)]
+        master = self._master_of[parameter]
         masters = {} if master is parameter else {"masters": master}
         state = self._state(master)
         return masters | {name: state[name] for name in MOMENTS if name in state}
 
     def updates_of(self, parameter: torch.Tensor) -> int:
         """How often a parameter was updated; AdamW's bias correction depends on it."""
-        return int(self._state(self._master_of[id(parameter)]).get("step", 0))
+        return int(self._state(self._master_of[parameter]).get("step", 0))
 
     @torch.no_grad()
     def restore(self, parameter: torch.Tensor, state: Mapping[str, torch.Tensor], updates: int) -> None:
         """Restore what `state_of` and `updates_of` returned for a parameter; its own values stay as they are."""
-        master = self._master_of[id(parameter)]
+        master = self._master_of[parameter]
         if master is not parameter:
             master.copy_(state["masters"].view(master.shape))
-        states = self._torch_optimizers[self._unit_of[id(master)]].state
+        states = self._torch_optimizers[self._unit_of[master]].state
         states.pop(master, None)
         if updates:
             moments = {name: torch.empty_like(master).copy_(state[name].view(master.shape)) for name in MOMENTS}
@@ -82,7 +80,7 @@ class AdamW:
     def step(self) -> None:
         """Update every parameter that has a gradient."""
         borrowed = []
-        for parameter, master in zip(self._parameters, self._masters, strict=True):
+        for parameter, master in self._master_of.items():
             grad = gradient(parameter)
             if grad is not master.grad:  # in lower precision, or in `main_grad`
                 master.grad = None if grad is None else grad.to(master.dtype)
@@ -102,7 +100,7 @@ class AdamW:
         self._torch_optimizers[unit].step()
 
     def _state(self, master: torch.Tensor) -> dict[str, torch.Tensor]:
-        state: dict[str, torch.Tensor] = self._torch_optimizers[self._unit_of[id(master)]].state.get(master, {})
+        state: dict[str, torch.Tensor] = self._torch_optimizers[self._unit_of[master]].state.get(master, {})
         return state
 
 

@@ -30,10 +30,10 @@ class Group(Struct, frozen=True, kw_only=True):
 
 
 class Tables(Struct, frozen=True, kw_only=True, eq=False):
-    """What a trace file holds of one rank."""
+    """Events, those of one rank or of a whole file, and what the file tells of them."""
 
     events: pd.DataFrame
-    """Events in order of `ts_ns`, with the columns of `EVENT_COLUMNS`."""
+    """Events in order of `ts_ns`, of equal times the longest first, with the columns of `EVENT_COLUMNS`."""
     collectives: pd.DataFrame
     """Collective metadata from event arguments, in order of `event`, with the columns of `COLLECTIVE_COLUMNS`."""
     inputs: pd.DataFrame

@@ -9,6 +9,7 @@ import re
 import shutil
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import compress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -34,9 +35,10 @@ from overlaplab.events import (
 from overlaplab.folders import MANIFEST_NAME
 from overlaplab.intervals import Integers, Mask
 from overlaplab.load.file.decode import FileEvent
+from overlaplab.load.file.inflate import Source, open_file
+from overlaplab.load.file.slices import NoTraceError, Slices
 from overlaplab.load.file.times import counts_ns, nanoseconds
 from overlaplab.load.places import local_copy, manifest_text
-from overlaplab.load.raw_events import RawEvents
 from overlaplab.vocabulary import ANNOTATION_CATEGORIES, is_device_category
 from overlaplab.words import numbers_named
 
@@ -46,6 +48,8 @@ _COLLECTIVE_PREFIXES = (
     *("c10d::", "_c10d_functional::", "gloo:", "nccl:", "record_param_comms"),
     *("engine::collective ", "engine::comm ", "engine::launch "),
 )
+_BASE = re.compile(rb'"baseTimeNanoseconds"\s*:\s*(\d+)')
+_BASE_BYTES = 64
 _SEQUENCE = re.compile(r"engine::\w+ (?:.* )?seq=(\d+)\b")
 
 
@@ -86,7 +90,7 @@ def slice_run(
             if progress:
                 progress(done, len(by_file))
             with local_copy(path) as file, gzip.open(part / _name(path, traces), "wb", compresslevel=6) as target:
-                _copy(RawEvents(file), _choose_events(traces, chosen, spans), target, path)
+                _copy(file, _choose_events(traces, chosen, spans), target, path)
         _copy_manifest(run, steps, part)
     return steps
 
@@ -261,23 +265,43 @@ def _labels_by_number(trace: Trace, rows: Mask) -> Mask:
     return np.isin(codes, [code for code, number in numbers.items() if number in present])
 
 
-def _copy(raw: RawEvents, wanted: _ChosenEvents, target: BinaryIO | gzip.GzipFile, path: str) -> None:
-    base_ns, in_ns, written = raw.base_ns(), None, 0
-    for number, events in enumerate(raw):
-        if number == 0:
-            target.write(raw.head)
-        if in_ns is None:
-            in_ns = counts_ns([event.ts for _, event in events])
-        times = nanoseconds([event.ts for _, event in events], ns=bool(in_ns)) + base_ns
-        chosen_rows = _choose_rows([event for _, event in events], times, wanted).tolist()
-        chosen = (_text(text, event, wanted) for (text, event), keep in zip(events, chosen_rows, strict=True) if keep)
-        texts = [text for text in chosen if text is not None]
-        if texts:
-            target.write((b",\n" if written else b"\n") + b",\n".join(texts))
-            written += len(texts)
-    target.write(b"\n" + raw.tail)
+def _copy(file: Path, wanted: _ChosenEvents, target: BinaryIO | gzip.GzipFile, path: str) -> None:
+    """Write the file's chosen events, as they are, with the text around all events.
+
+    A file that is cut short gives the events before the cut, and what closes them.
+    """
+    base_ns, in_ns, written = _base_ns(file), None, 0
+    with open_file(file) as opened:
+        chunks = iter(Source(file, opened))
+        slices = Slices(chunks)
+        try:
+            for number, (events, _) in enumerate(slices):
+                if number == 0:
+                    target.write(slices.head)
+                in_ns = counts_ns([event.ts for event in events]) if in_ns is None else in_ns
+                times = nanoseconds([event.ts for event in events], ns=bool(in_ns)) + base_ns
+                pairs = compress(zip(slices.texts(), events, strict=True), _choose_rows(events, times, wanted).tolist())
+                texts = [text for raw, event in pairs if (text := _text(raw, event, wanted)) is not None]
+                if texts:
+                    target.write((b",\n" if written else b"\n") + b",\n".join(texts))
+                    written += len(texts)
+        except NoTraceError as error:
+            raise OverlaplabError(str(error), path=path) from None
+        target.write(b"\n" + (slices.tail or (b"]}" if slices.head.startswith(b"{") else b"]")))
+        for chunk in chunks:
+            target.write(chunk)
     if not written:
         raise OverlaplabError("its events are not found again in the file", path=path, remedy="Has it changed?")
+
+
+def _base_ns(file: Path) -> int:
+    """The offset of all times; found by a pass of its own, because kineto writes it last."""
+    values, text = [b"0"], b""
+    with open_file(file) as opened:
+        for chunk in Source(file, opened):
+            text = text[-_BASE_BYTES:] + chunk  # the key may span two chunks
+            values = _BASE.findall(text)[-1:] or values
+    return int(values[0])
 
 
 def _choose_rows(events: Sequence[FileEvent], times: Integers, wanted: _ChosenEvents) -> Mask:

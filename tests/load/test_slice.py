@@ -259,6 +259,14 @@ def test_half_a_surrogate_pair_is_copied_as_it_is_read(tmp_path: Path) -> None:
     assert found == ["ProfilerStep#0", "aten::half \ufffd", *(f"aten::{name}" for name in names[1:])]
 
 
+def test_an_event_that_is_not_utf8_comes_along(tmp_path: Path) -> None:
+    path = write(tmp_path / "trace.json", [step(0, 0, 50), op("caf?", 1, 2), op("mm", 10, 11)])
+    path.write_bytes(path.read_bytes().replace(b"caf?", b"caf\xe9"))
+    slice_run(load_run(path), 0, 1, tmp_path / "part")
+    assert load_run(tmp_path / "part").traces[0].events["name"].tolist()[1:] == ["aten::caf\ufffd", "aten::mm"]
+    assert b"caf\xe9" in gzip.decompress((tmp_path / "part" / "trace.json.gz").read_bytes())
+
+
 @pytest.mark.parametrize("fillers", [0, 20_000])
 @pytest.mark.parametrize("damage", ['"x": NaN', '"path": "C:\\path"'])
 def test_what_follows_a_damaged_event_comes_along(tmp_path: Path, damage: str, fillers: int) -> None:

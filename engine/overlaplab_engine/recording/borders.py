@@ -9,12 +9,11 @@ nested units the inner one counts.
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache, partial
+from functools import partial
 from typing import Any, Self
 
 import torch
 from torch import nn
-from torch._C._profiler import _RecordFunctionFast as Span
 from torch.utils.hooks import RemovableHandle
 
 from overlaplab_engine import labels
@@ -51,7 +50,6 @@ class UnitBorders:
         self._entered: list[tuple[Unit, int]] = []  # whose forward passes are under way, and since when
         self._inner_ns: list[int] = []  # how long inner units took within each of these
         self._times: dict[tuple[str, str], int] | None = None
-        self._label = cache(self._make_label)
         self.handles: list[RemovableHandle] = []
         """Remove these to stop."""
 
@@ -138,10 +136,8 @@ class UnitBorders:
 
     def _mark(self, word: Word, unit: Unit, phase: str) -> None:
         if self._labelled(unit, phase):
-            labels.instant(self._label(word, unit.name, phase, self._microbatch()))
-
-    def _make_label(self, word: Word, unit: str, phase: str, microbatch: int) -> Span:
-        return labels.span(word, unit=unit, phase=phase, microbatch=microbatch)
+            mark = labels.kept_span(word, unit=unit.name, phase=phase, microbatch=self._microbatch())
+            labels.instant(mark)
 
 
 def _is_no_pass() -> bool:

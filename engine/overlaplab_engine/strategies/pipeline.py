@@ -11,7 +11,7 @@ keyword, so that the label of its forward pass holds all of its computation.
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import cache, partial
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -83,12 +83,7 @@ class _LabelledStage(PipelineStage):
 
     def _begin_action(self, word: Word, microbatch: int) -> Span:
         self.owner.microbatch = microbatch
-        return _label(word, self.stage_index, microbatch)
-
-
-@cache
-def _label(word: Word, stage: int, microbatch: int) -> Span:
-    return labels.span(word, stage=stage, microbatch=microbatch)
+        return labels.kept_span(word, stage=self.stage_index, microbatch=microbatch)
 
 
 @register

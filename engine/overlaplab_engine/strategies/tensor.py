@@ -22,7 +22,7 @@ does.
 """
 
 from collections.abc import Callable, Mapping
-from functools import cache, partial
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -132,7 +132,6 @@ class TensorParallel(layers.CutsLayers, InBuckets):
 
     def __init__(self, model: nn.Module, comm: Communicator, options: Options) -> None:
         super().__init__(model, comm, options)
-        self._label = cache(self._make_label)
         self._summed: list[nn.Parameter] = []
         """With sequence parallelism, parameters whose gradient on a rank is that of its part of the sequence alone."""
         self._holds_sums = False
@@ -169,13 +168,11 @@ class TensorParallel(layers.CutsLayers, InBuckets):
 
     def _operators(self, module: str) -> _Operators:
         def label() -> Span:
-            backward = torch._C._current_graph_task_id() != -1  # autograd is running
-            return self._label(module, "backward" if backward else "forward", self.microbatch)
+            autograd_runs = torch._C._current_graph_task_id() != -1
+            phase = "backward" if autograd_runs else "forward"
+            return labels.kept_span(Word.ACTIVATION_LAUNCH, module=module, phase=phase, microbatch=self.microbatch)
 
         return _Operators(self._tensor, label, self.options.activation_shape)
-
-    def _make_label(self, module: str, phase: str, microbatch: int) -> Span:
-        return labels.span(Word.ACTIVATION_LAUNCH, module=module, phase=phase, microbatch=microbatch)
 
     # Gradients: as `bucketed`, unless no other rank has this part
 

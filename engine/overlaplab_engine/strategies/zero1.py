@@ -19,10 +19,10 @@ class Zero1(Partitioned):
         if bucket.gradients is None:
             self._make_room(bucket)
             return
-        for piece in bucket.flat.pieces:
-            grad = self.gradients.get(piece.tensor)
+        for piece in bucket.flat.pieces.values():
+            grad = self.gradients.get(piece)
             if grad is not None:  # not forgotten since the pass before: out of the way of what arrives
-                self.gradients.set(piece.tensor, grad.clone())
+                self.gradients.set(piece, grad.clone())
 
     def _mark_full(self, bucket: ShardedBucket) -> None:
         """Nothing is sent before the backward pass is over."""

@@ -7,7 +7,7 @@ from typing import Any
 import altair as alt
 import pandas as pd
 
-from overlaplab.charts.parts import WHEN, Layer, bars, dashed_lines, known_ms, row_axis, tooltip
+from overlaplab.charts.parts import WHEN, Layer, bars, dashed_lines, fills_drawn, known_ms, row_axis, tooltip
 from overlaplab.charts.sharding.held import LABELS_LOOK, LABELS_WIDTH, time_axis
 from overlaplab.charts.theme import LINE, colours, finish, palette
 from overlaplab.findings.sharding import schedule_remarks, schedule_title, turn_label
@@ -55,7 +55,7 @@ def schedule(
     x = time_axis(window_ns or schedule_window(table, scatters), line)
     parts = _parts(table, scatters, names)
     of_parts = (tones.idle, tones.idle, tones.gather, tones.exposed, tones.forward, tones.compute, tones.scatter)
-    fills = [(part, tone) for part, tone in zip(_PARTS, of_parts, strict=True) if part in set(parts["part"])]
+    fills = fills_drawn(zip(_PARTS, of_parts, strict=True), parts["part"])
     legend = colours(fills, left=LABELS_WIDTH + 20, columns=6 if is_full_width else 2, offset=22)
     titles = {"unit": "", "part": "what", "phase": "", "microbatch": "", "ms:Q": "took ms"}
     lines = tooltip(titles | WHEN | {"size": ""})

@@ -111,7 +111,7 @@ def _peak(
     return [rule, dot, word.encode(x=alt.X("begin:Q"), y=alt.value(_NAME_PX), text=alt.Text("word:N"))]
 
 
-def time_axis(window_ns: tuple[int, int], line: int) -> alt.X:
+def time_axis(window_ns: tuple[int, int], line: int = LINE) -> alt.X:
     """The time axis in ms of a chart whose rows start at `begin`."""
     scale = alt.Scale(zero=False, nice=False, domain=[to_ms(window_ns[0]), to_ms(window_ns[1])])
     axis = alt.Axis(tickCount=16 * line // LINE, labelOverlap="greedy", labelFlush=FLUSH)

@@ -8,9 +8,9 @@ from typing import Any
 import altair as alt
 import pandas as pd
 
-from overlaplab.charts.parts import WHEN, Layer, bars, empty_chart, row_axis, tooltip, words
+from overlaplab.charts.parts import WHEN, Layer, bars, empty_chart, fills_drawn, row_axis, tooltip, words
 from overlaplab.charts.sharding.held import LABELS_LOOK, LABELS_WIDTH, time_axis
-from overlaplab.charts.theme import LINE, colours, finish, labels_width, palette
+from overlaplab.charts.theme import colours, finish, labels_width, palette
 from overlaplab.findings.systems.pipeline import pipeline_held_title
 from overlaplab.words import to_ms
 
@@ -30,9 +30,7 @@ _NUMBERED_SHARE = 0.011
 """Share of the chart's width: a narrower bar has no room for its microbatch's number."""
 
 
-def pipeline(
-    table: pd.DataFrame, *, title: str, dark: bool = False, note: str | None = None, line: int = LINE
-) -> alt.LayerChart:
+def pipeline(table: pd.DataFrame, *, title: str, dark: bool = False, note: str | None = None) -> alt.LayerChart:
     """Rows of `analyses.pipeline` of one pipeline and step, all its ranks: a row per stage, bars with microbatches'
     numbers, and the time in which the stage's rank does nothing.
     """
@@ -54,10 +52,10 @@ def pipeline(
     )
     of_parts = (tones.idle, tones.forward, tones.compute, tones.compute, tones.hidden)
     drawn["middle"] = (drawn["begin"] + drawn["end"]) / 2
-    fills = [(part, tone) for part, tone in zip(_PARTS.values(), of_parts, strict=True) if part in set(drawn["part"])]
+    fills = fills_drawn(zip(_PARTS.values(), of_parts, strict=True), drawn["part"])
     labels = list(names.values())
     y = row_axis("row", labels, None, scale=alt.Scale(domain=labels), grid=False, **LABELS_LOOK)
-    x = time_axis((0, end), line)
+    x = time_axis((0, end))
     colour = colours(fills, columns=5, left=labels_width(labels))
     bubble = drawn["part"] == "bubble"
     wide = drawn[~bubble & (drawn["end"] - drawn["begin"] > _NUMBERED_SHARE * to_ms(end))]
@@ -77,12 +75,10 @@ def pipeline(
     ]
     subtitle = ["The number is the microbatch. Hatched: bubble, time in which the stage's rank does nothing.", note]
     description = f"{len(names)} stages on a time axis: {', '.join(part for part, _ in fills)}. {title}."
-    return finish(layers, title, subtitle, description, dark=dark, height=alt.Step(_ROW_PX), line=line)
+    return finish(layers, title, subtitle, description, dark=dark, height=alt.Step(_ROW_PX))
 
 
-def pipeline_held(
-    table: pd.DataFrame, *, end_ns: int, dark: bool = False, note: str | None = None, line: int = LINE
-) -> alt.LayerChart:
+def pipeline_held(table: pd.DataFrame, *, end_ns: int, dark: bool = False, note: str | None = None) -> alt.LayerChart:
     """Rows of `analyses.pipeline_held`: a curve per stage, up to the end of the pipeline's step."""
     tones = palette(dark)
     stages = sorted(int(stage) for stage in table["stage"].unique())
@@ -99,11 +95,11 @@ def pipeline_held(
         axis=alt.Axis(domain=False, ticks=False, tickCount=4, tickMinStep=1, format="d", **LABELS_LOOK),
     )
     curves = Layer(drawn).mark_line(interpolate="step-after", strokeWidth=2)
-    layers = [curves.encode(x=time_axis((0, end_ns), line), y=y, color=colour)]
+    layers = [curves.encode(x=time_axis((0, end_ns)), y=y, color=colour)]
     title = pipeline_held_title(table)
     subtitle = ["Microbatches that were forward in a stage, and not yet backward.", note]
     description = f"A step curve for each of {len(stages)} stages. {title}."
-    return finish(layers, title, subtitle, description, dark=dark, height=150, line=line)
+    return finish(layers, title, subtitle, description, dark=dark, height=150)
 
 
 def _names(table: pd.DataFrame) -> dict[int, str]:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from overlaplab.event_columns import EVENT_COLUMNS
 from overlaplab.intervals import Integers
 from overlaplab.load.file.decode import Value
-from overlaplab.load.file.times import integers, small_integers
+from overlaplab.load.file.times import strict_array
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -73,16 +73,16 @@ def _text(value: Value) -> str:
 
 
 def as_codes(values: Sequence[int]) -> NDArray[np.int32]:
-    codes = small_integers(values)
+    codes = strict_array(values, np.int32)
     assert codes is not None
     return codes
 
 
 def numbers(values: Sequence[Value]) -> NDArray[np.int32] | Integers:
     """Each value as an integer of 32 bits, or of 64 if it takes these; -1 if it is none."""
-    if (small := small_integers(values)) is not None:
+    if (small := strict_array(values, np.int32)) is not None:
         return small
-    large = integers(values)
+    large = strict_array(values, np.int64)
     return large if large is not None else np.array([number(value) for value in values], dtype=np.int64)
 
 

@@ -34,6 +34,8 @@ _ATTEMPTS = 8
 _MAY_GO_ON = re.compile(rb"[\s,\]]*(\{|$)")
 """What may follow a closing bracket that is not the array's."""
 _BOM = b"\xef\xbb\xbf"
+_SURROGATES = re.compile(rb"\\(?:u[dD][89abAB]..\\u[dD][c-fC-F]..|(u[dD][89a-fA-F]..)|.)", re.DOTALL)
+_EVENT_TEXTS = msgspec.json.Decoder(list[msgspec.Raw])
 
 
 class NoTraceError(Exception):
@@ -62,17 +64,21 @@ class _Slice(msgspec.Struct, frozen=True):
     """The text after them."""
     ended: bool = False
     """Whether the array ended with them."""
+    texts: list[bytes] | None = None
+    """Each event's text, where they were read one by one."""
 
 
 class Slices:
     """Iterating gives slices of events as `decode_events` does; `keys` and `whole` are known once it has finished.
 
     After a break, iterating goes on with the next slice. `buffer` is the text read before the chunks, within the array;
-    None for chunks from the file's beginning.
+    None for chunks from the file's beginning. `head` and `tail` are the text around all events, up to the opening
+    bracket and from the closing one on; without that there is no `tail`.
     """
 
     def __init__(self, chunks: Iterator[bytes], buffer: bytes | None = None) -> None:
         self.keys = Keys()
+        self.head = self.tail = b""
         self.whole = False
         """Whether the array was complete."""
         self.repairs: Counter[str] = Counter()
@@ -83,6 +89,10 @@ class Slices:
         """How much text lies before `remainder`, from the beginning of the buffer on."""
         self._chunks = chunks
         self._final = False
+        self._text = memoryview(b"")
+        """That of the slice that was given last."""
+        self._texts: list[bytes] | None = None
+        """That of each of its events, where they were read one by one."""
 
     def __iter__(self) -> Iterator[tuple[list[FileEvent], NDArray[np.float64] | None]]:
         self.remainder = buffer = self._head() if self.remainder is None else self.remainder
@@ -95,10 +105,21 @@ class Slices:
                 continue
             self.remainder = buffer = part.remainder
             self.passed_bytes += len(text) - 1 - len(buffer)
+            self._text, self._texts = memoryview(text)[1 : len(text) - len(buffer)], part.texts
             wanted, self.whole, self._final = 0, part.ended, final
             yield part.events, part.us
         if self.whole:
             self._tail(buffer)
+
+    def texts(self) -> list[bytes]:
+        """The text of each event of the slice that was given last; of damaged ones, before they were repaired.
+
+        Of half surrogate pairs there is what the reader takes for them.
+        """
+        if self._texts is not None:
+            return [_SURROGATES.sub(lambda match: rb"\ufffd" if match[1] else match[0], text) for text in self._texts]
+        array = b"[%b]" % bytes(self._text).rstrip(b"], \t\r\n")
+        return [bytes(raw) for raw in _EVENT_TEXTS.decode(array)]
 
     def take_portion(self, count: int) -> Portion | None:
         """The next portion of so many chunks, as if it had been iterated over; None if it cannot be told where it ends.
@@ -136,12 +157,13 @@ class Slices:
             read, final = self._read_more(buffer, 2 * len(buffer))
             buffer = bytes(read).removeprefix(_BOM).lstrip()
             if buffer[:1] == b"[":
+                self.head = buffer[:1]
                 return buffer[1:]
             if buffer and buffer[:1] != b"{":
                 raise NoTraceError("not JSON")
             for match in islice(_ARRAY.finditer(buffer), _MOST_ARRAYS):
                 if (keys := keys_before(buffer[: match.end()])) is not None:
-                    self.keys = keys
+                    self.keys, self.head = keys, buffer[: match.end()]
                     return buffer[match.end() :]
         raise NoTraceError("no list of traceEvents" if buffer else "empty")
 
@@ -157,10 +179,12 @@ class Slices:
         buffer = bytes(text[1:])
         events, remainder, ended = one_by_one(buffer, final or len(buffer) >= MOST_EVENT_BYTES, self.repairs)
         goes_on = events or ended or final or len(remainder) < len(buffer)
-        return _Slice([event for _, event in events], None, remainder, ended) if goes_on else None
+        texts, decoded = [text for text, _ in events], [event for _, event in events]
+        return _Slice(decoded, None, remainder, ended, texts) if goes_on else None
 
     def _tail(self, buffer: bytes) -> None:
         text, _ = self._read_more(buffer, MOST_BYTES)
+        self.tail = b"]" + text
         keys = keys_after(bytes(text), self.repairs)
         self.keys = Keys(*(getattr(self.keys, name) or getattr(keys, name) for name in Keys.__struct_fields__))
 

@@ -10,13 +10,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from decimal import Decimal, InvalidOperation
 from struct import error, pack
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from overlaplab.intervals import Integers
 
+Number = TypeVar("Number", np.int32, np.int64, np.float64)
 Time = int | float | str | Decimal | None
 
 ABSENT = np.iinfo(np.int64).min
@@ -34,7 +35,7 @@ def needs_text(values: Sequence[Time]) -> bool:
 
 def exact_us(values: Sequence[Time]) -> NDArray[np.float64] | None:
     """Times in µs as floats, which are exact to 1 ns; None if some are not, or are no numbers."""
-    us = floats(values)
+    us = strict_array(values, np.float64)
     return us if us is not None and np.all(np.abs(us) < EXACT_FLOAT_US) else None  # false for NaN
 
 
@@ -46,7 +47,7 @@ def us_as_ns(us: NDArray[np.float64]) -> Integers:
 
 def counts_ns(values: Sequence[Time]) -> bool | None:
     """Whether these are ns rather than µs; None if there is no time to decide by."""
-    numbers = floats(values)
+    numbers = strict_array(values, np.float64)
     if numbers is None:
         numbers = np.array([float(number) for value in values if (number := _decimal(value)) is not None])
     ordered = np.sort(numbers[np.isfinite(numbers) & (numbers != 0)])
@@ -58,7 +59,7 @@ def nanoseconds(values: Sequence[Time], *, ns: bool = False) -> Integers:
     scale = 1 if ns else 1000
     if not ns and (us := exact_us(values)) is not None:
         return us_as_ns(us)
-    if (whole := integers(values)) is not None:
+    if (whole := strict_array(values, np.int64)) is not None:
         most = LIMIT_NS // scale
         return np.where((whole <= most) & (whole >= -most), whole * scale, ABSENT)
     return np.array([_round_to_ns(value, scale) for value in values], dtype=np.int64)
@@ -79,29 +80,13 @@ def _decimal(value: Time) -> Decimal | None:
     return number if number.is_finite() else None
 
 
-# `struct` takes half the time of numpy and of `array`, and refuses values that it would have to convert or truncate.
-# The arrays are read-only.
+def strict_array(values: Sequence[Any], kind: type[Number]) -> NDArray[Number] | None:
+    """Return a read-only array; None if it cannot have any of the values. Floats round integers beyond 2**53.
 
-
-def small_integers(values: Sequence[Any]) -> NDArray[np.int32] | None:
-    """Return an array of int32; None if any value is not a 32-bit integer."""
+    `struct` takes half the time of numpy and of `array`, and refuses values that it would have to convert or truncate.
+    """
+    dtype = np.dtype(kind)
     try:
-        return np.frombuffer(pack(f"{len(values)}i", *values), dtype=np.int32)
-    except error:
-        return None
-
-
-def integers(values: Sequence[Any]) -> Integers | None:
-    """Return an array of int64; None if any value is not a 64-bit integer."""
-    try:
-        return np.frombuffer(pack(f"{len(values)}q", *values), dtype=np.int64)
-    except error:
-        return None
-
-
-def floats(values: Sequence[Any]) -> NDArray[np.float64] | None:
-    """Return an array of floats, which round integers beyond 2**53; None if any value is not a number."""
-    try:
-        return np.frombuffer(pack(f"{len(values)}d", *values), dtype=np.float64)
+        return np.frombuffer(pack(f"{len(values)}{dtype.char}", *values), dtype)
     except (error, OverflowError):
         return None

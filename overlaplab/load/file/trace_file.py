@@ -13,11 +13,8 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import BinaryIO
 
-import pandas as pd
-from msgspec import Struct
-
 from overlaplab.errors import OverlaplabError
-from overlaplab.events import Group
+from overlaplab.events import Group, Tables
 from overlaplab.intervals import Integers
 from overlaplab.load.file.gathered import Gathered
 from overlaplab.load.file.inflate import Source, open_file
@@ -36,17 +33,9 @@ class NotATraceError(OverlaplabError):
     reason = ""
 
 
-class TraceFile(Struct, frozen=True, kw_only=True):
-    """The content of one file: its events, and the description of its process."""
+class TraceFile(Tables, frozen=True, kw_only=True, eq=False):
+    """The content of one file: its events, perhaps of several ranks, and the description of its process."""
 
-    events: pd.DataFrame
-    """With the columns of `EVENT_COLUMNS`, in order of `ts_ns`; of equal times the longest first."""
-    collectives: pd.DataFrame
-    """With the columns of `COLLECTIVE_COLUMNS`."""
-    inputs: pd.DataFrame
-    """With the columns of `INPUT_COLUMNS`."""
-    syncs: pd.DataFrame
-    """With the columns of `SYNC_COLUMNS`."""
     event_ranks: Integers | None
     """The rank in each event's arguments, -1 where absent; None if no event has one."""
     rank: int | None

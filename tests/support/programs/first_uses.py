@@ -13,9 +13,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from overlaplab.analyses.across_runs.baseline import stored_baseline
+from overlaplab.load.file.slices import Slices
 from overlaplab.load.file.trace_file import read_trace
 from overlaplab.load.packed import unpack
-from overlaplab.load.raw_events import RawEvents
 from overlaplab.load.run_folder import load_manifest
 
 THREADS = 8
@@ -29,8 +29,13 @@ def readers(folder: Path) -> list[Callable[[], object]]:
         lambda: stored_baseline(folder / "baseline.json"),
         lambda: unpack(packed),
         lambda: read_trace(folder / "rank0.json"),
-        lambda: list(RawEvents(folder / "rank0.json")),
+        lambda: read_texts((folder / "rank0.json").read_bytes()),
     ]
+
+
+def read_texts(trace: bytes) -> list[bytes]:
+    slices = Slices(iter([trace]))
+    return [text for _ in slices for text in slices.texts()]
 
 
 def read_in_threads(folder: Path) -> None:

@@ -151,7 +151,7 @@ def gathered(comm: Communicator, tensors: dict[str, torch.Tensor | None]) -> lis
 def gradients_here(strategy: Strategy) -> dict[str, torch.Tensor | None]:
     """This rank's averaged gradients, its pieces if they are sharded; without talking to other ranks."""
     if isinstance(strategy, Sharded):
-        return {piece.name: gradient(piece.tensor) for flat in strategy.flats for piece in flat.pieces}
+        return {name: gradient(piece) for flat in strategy.flats for name, piece in flat.pieces.items()}
     return local_gradients(strategy)
 
 

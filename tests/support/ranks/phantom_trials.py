@@ -131,5 +131,5 @@ def _owned(
 
 
 def _shards(flat: Flat, want: torch.Tensor, gradients: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    got = torch.cat([gradient(piece.tensor) if gradients else piece.tensor.detach() for piece in flat.pieces])
+    got = torch.cat([gradient(piece) if gradients else piece.detach() for piece in flat.pieces.values()])
     return got, want

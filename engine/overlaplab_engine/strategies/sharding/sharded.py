@@ -19,7 +19,7 @@ from overlaplab_engine import labels
 from overlaplab_engine.network.communicator import Communicator, Work
 from overlaplab_engine.network.host_link import Copy, StreamCopy, Way, host_allocation, host_memory
 from overlaplab_engine.strategies.base import Options, Strategy
-from overlaplab_engine.strategies.sharding.shards import Flat, Piece
+from overlaplab_engine.strategies.sharding.shards import Flat
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class Sharded(Strategy):
         # Mean gradients (chunk,) on their way to the host, and parameters to the device, by the flat's identity.
         self._host_copies: deque[_UnderWay] = deque()
         self._device_copies: dict[int, Copy | StreamCopy] = {}
-        self._first_gradients: list[Piece] = []  # pieces whose gradient is this pass's alone
+        self._first_gradients: dict[str, torch.Tensor] = {}  # pieces whose gradient is this pass's alone
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         self._in_forward = True
@@ -67,7 +67,7 @@ class Sharded(Strategy):
 
     def named_optimized(self) -> list[tuple[str, torch.Tensor]]:
         """This rank's pieces of the parameters, flat; none of a parameter that lies with other ranks."""
-        return [(piece.name, piece.tensor) for flat in self.flats for piece in flat.pieces]
+        return [named for flat in self.flats for named in flat.pieces.items()]
 
     def assemble(self, flat: Flat, shard: torch.Tensor) -> dict[str, torch.Tensor]:
         """Gather every rank's (chunk,) of something that lies as `flat` does; returns it in the parameters' shapes."""
@@ -126,12 +126,12 @@ class Sharded(Strategy):
             self._take_mean(average)
         for copied in _pop_completed(self._host_copies, leave, nullcontext()):
             with host_allocation():
-                self._first_gradients += copied.flat.accumulate(self.gradients, copied.received)
+                self._first_gradients |= copied.flat.accumulate(self.gradients, copied.received)
 
     def _take_mean(self, scatter: _UnderWay) -> None:
         """Accumulate the mean gradients, or with `offload` begin their copy to the host."""
         if self._host is None:
-            self._first_gradients += scatter.flat.accumulate(self.gradients, scatter.received)
+            self._first_gradients |= scatter.flat.accumulate(self.gradients, scatter.received)
             return
         gradients = host_memory(scatter.received)
         copy = self._host.copy(Way.DOWN, gradients, scatter.received)
@@ -158,10 +158,9 @@ class Sharded(Strategy):
         self._wait_for_scatters()
         with self._wait_label:
             unused_everywhere = {self.names[i] for i in answer()}
-        for piece in self._first_gradients:
-            if piece.name in unused_everywhere:
-                self.gradients.set(piece.tensor, None)
-        self._first_gradients = []
+        for name in unused_everywhere & self._first_gradients.keys():
+            self.gradients.set(self._first_gradients[name], None)
+        self._first_gradients = {}
 
     def _drain(self) -> None:
         """After an exception: wait for what is under way, and drop it."""
@@ -171,7 +170,7 @@ class Sharded(Strategy):
         self._in_flight.clear()
         self._host_copies.clear()
         self._averaging.clear()
-        self._first_gradients = []
+        self._first_gradients = {}
 
 
 def _pop_completed(queue: deque[_UnderWay], leave: int, label: AbstractContextManager[Any]) -> Iterator[_UnderWay]:

@@ -51,15 +51,6 @@ class Layout:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
-    """What this rank owns of one parameter; the optimizer updates it like a parameter of its own."""
-
-    name: str
-    tensor: torch.Tensor
-    """(elements,), a leaf that shares the shard's memory and carries `.grad` or `.main_grad`."""
-
-
-@dataclass(frozen=True, slots=True)
 class OwnedPart:
     """This rank's part of one parameter, trained or not."""
 
@@ -69,7 +60,8 @@ class OwnedPart:
     values: torch.Tensor
     """(elements,), in the memory that training uses."""
     optimized: torch.Tensor | None
-    """What the optimizer updates; None for a frozen parameter."""
+    """What the optimizer updates like a parameter of its own: a leaf in this memory, which carries `.grad` or
+    `.main_grad`; None for a frozen parameter."""
 
 
 class Flat:
@@ -98,18 +90,19 @@ class Flat:
             OwnedPart(self.names[number], begin, values, make_part(values) if trained[number] else None)
             for number, begin, values in layout.pieces(self.shard)
         ]
-        self.pieces = [Piece(part.name, part.optimized) for part in self.parts if part.optimized is not None]
+        self.pieces = {part.name: part.optimized for part in self.parts if part.optimized is not None}
+        """What the optimizer updates, by the parameters' names."""
 
-    def accumulate(self, gradients: Gradients, received: torch.Tensor) -> list[Piece]:
+    def accumulate(self, gradients: Gradients, received: torch.Tensor) -> dict[str, torch.Tensor]:
         """Add mean gradients (chunk,) of any type to what the pieces have; returns those that had none."""
         received = received.to(gradients.dtype(self.shard))
         parts = {self.names[number]: part for number, _, part in self.layout.pieces(received)}
-        without = []
-        for piece in self.pieces:
-            grad = gradients.get(piece.tensor)
+        without = {}
+        for name, piece in self.pieces.items():
+            grad = gradients.get(piece)
             if grad is None:
-                gradients.set(piece.tensor, parts[piece.name])
-                without.append(piece)
+                gradients.set(piece, parts[name])
+                without[name] = piece
             else:
-                grad.add_(parts[piece.name])
+                grad.add_(parts[name])
         return without
