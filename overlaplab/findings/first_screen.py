@@ -118,7 +118,7 @@ def marks_note(diagnosis: Diagnosis) -> str | None:
     idle_ns = diagnosis.idle_ns + diagnosis.paused_ns
     if idle_ns > LITTLE_GAIN * diagnosis.span_ns:
         what = "idle time and pauses of the host stay" if diagnosis.paused_ns else "idle time stays"
-        notes.append(f"by less exposed communication: {ms(idle_ns)} of {what} in each")
+        notes.append(f"{ms(idle_ns)} of {what} in each")
     return "; ".join(notes) or None
 
 

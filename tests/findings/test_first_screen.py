@@ -67,7 +67,7 @@ def test_marks_keep_the_hosts_pauses() -> None:
     shown = marks(bound=bound(), causes=causes)
     assert (shown["no communication"], shown["best buckets possible"]) == (82, 87)
     note = findings.marks_note(replace(diagnosis(), causes=causes, idle_ns=3 * MS))
-    assert note == "by less exposed communication: 15.0 ms of idle time and pauses of the host stay in each"
+    assert note == "15.0 ms of idle time and pauses of the host stay in each"
 
 
 def test_marks_keep_the_recorded_idle_time() -> None:
