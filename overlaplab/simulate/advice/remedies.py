@@ -232,7 +232,7 @@ def _cuttings(run: Run) -> Iterator[tuple[str, dict[str, Any], Sequence[Program]
     largest gradient, where it has most of the bytes.
     """
     manifest, models = run.manifest, len(recuttings(run))
-    for search in bucket_searches(run):
+    for search in bucket_searches(run, None):
         cut = search.cut
         model = model_name(cut.order) if models > 1 else None
         if (best := search.best_cap) is not None:
