@@ -97,8 +97,7 @@ def least_steps(cut: Recutting) -> Least | None:
             step = len(ends[0]) - 1
             passes.append(BackwardPass(step=step, ready_ns=ready, ended_ns=ended, resumed_ns=at_ns))
     times = np.array(ends, dtype=np.int64)
-    spans = times[:, 1:] - times[:, :-1]
-    return Least(cut=cut, took_ns=took_ns, passes=tuple(passes), spans_ns=spans)
+    return Least(cut=cut, took_ns=took_ns, passes=tuple(passes), spans_ns=np.diff(times))
 
 
 def _split_at_backward_ends(program: Program) -> list[list[Move]]:
