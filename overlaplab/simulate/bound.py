@@ -202,7 +202,13 @@ def _as_launched_ns(issued: Issued, each_ns: Sequence[int], done_by: Callable[[i
     """How long the step takes if collective i takes `each_ns[i]`: see [Note: as launched]."""
     launches = [(at_ns, Launch(key, ns)) for key, ((at_ns, _), ns) in enumerate(zip(issued.sent, each_ns, strict=True))]
     waits = [(at_ns, Wait(key)) for at_ns, key in issued.waits]
-    return int(play([_program([*launches, *waits], done_by, computed_ns)]).over_ns[0][-1])
+    points: list[tuple[int, Move]] = [*launches, *waits]
+    moves: list[Move] = []
+    done = 0
+    for host_ns, move in sorted(points, key=lambda point: point[0]):
+        moves += [Work(done_by(host_ns) - done), move]
+        done = done_by(host_ns)
+    return play([[*moves, Work(computed_ns - done)]]).over_ns[0][-1]
 
 
 def _halved_times_ns(issued: Issued, each_ns: Sequence[int], times: Transfers) -> list[int] | None:
@@ -214,16 +220,6 @@ def _halved_times_ns(issued: Issued, each_ns: Sequence[int], times: Transfers) -
             return None
         halves_ns.append(halved_ns(ns, sent.bytes, takes))
     return halves_ns
-
-
-def _program(points: list[tuple[int, Launch | Wait]], done_by: Callable[[int], int], computed_ns: int) -> list[Move]:
-    """The launches and waits in order of host time, and the computation issued between them."""
-    moves: list[Move] = []
-    done = 0
-    for host_ns, move in sorted(points, key=lambda point: point[0]):
-        moves += [Work(done_by(host_ns) - done), move]
-        done = done_by(host_ns)
-    return [*moves, Work(computed_ns - done)]
 
 
 def _any_cap_ns(issued: Issued, done_by: Callable[[int], int], computed_ns: int, times: Transfers) -> int | None:
