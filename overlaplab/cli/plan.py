@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from overlaplab.costs.plan import Plan, RecordedPlan
     from overlaplab.costs.training import Training
     from overlaplab.events import Run
-    from overlaplab.simulate.predictions.planned import PlannedStep
+    from overlaplab.simulate.predictions.what_if import PlannedStep
 
 app = typer.Typer()
 

@@ -23,8 +23,8 @@ from overlaplab.findings import Diagnosis
 from overlaplab.sections.run_tables import RunTables
 from overlaplab.selection import EVERYTHING, Selection
 from overlaplab.simulate.predictions.error import Interval, gain_half_ns
-from overlaplab.simulate.predictions.planned import PlannedStep
 from overlaplab.simulate.predictions.predict import Prediction
+from overlaplab.simulate.predictions.what_if import PlannedStep
 from overlaplab.simulate.undisturbed import mean_over_steps
 
 Document: TypeAlias = dict[str, Any]

@@ -13,7 +13,7 @@ from overlaplab.costs.plan import Plan, RecordedPlan
 from overlaplab.costs.training import Training
 from overlaplab.events import Run
 from overlaplab.sections.blocks import Chart, Section, TableBlock
-from overlaplab.simulate.predictions.planned import PlannedStep, planned_step
+from overlaplab.simulate.predictions.what_if import PlannedStep, planned_step
 
 _BYTES = ("parameters_bytes", "gradients_bytes", "optimizer_bytes", "activations_bytes", "total_bytes")
 
