@@ -14,9 +14,9 @@ from overlaplab.analyses.across_runs.settings import is_emulated
 from overlaplab.analyses.collectives import OF_RANK
 from overlaplab.analyses.systems.plan import plan_stages
 from overlaplab.causes import Cause
+from overlaplab.costs.batch import Training
 from overlaplab.costs.plan import Plan
 from overlaplab.costs.states import quick_look
-from overlaplab.costs.training import Training
 from overlaplab.events import Run
 from overlaplab.evidence.clocks import clocks
 from overlaplab.findings import Diagnosis

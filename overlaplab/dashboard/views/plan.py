@@ -7,9 +7,9 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from overlaplab import findings
+from overlaplab.costs.batch import Training
 from overlaplab.costs.plan import AskedPlan, Plan, RecordedPlan
 from overlaplab.costs.states import PRECISIONS, STAGES
-from overlaplab.costs.training import Training
 from overlaplab.costs.transformer import Attention
 from overlaplab.dashboard.beside import caps_beside
 from overlaplab.dashboard.data import Opened, open_run

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from overlaplab.costs.batch import Training
 from overlaplab.costs.plan import Plan, RecordedPlan, recorded_plan
 from overlaplab.costs.states import STAGES, quick_look
-from overlaplab.costs.training import Training
 from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run
 from overlaplab.findings.predictions import extrapolation
