@@ -169,33 +169,29 @@ def _best_of_trace(run: Run, trace: Trace, steps: Sequence[Window]) -> Iterator[
 def _bounds_of_trace(run: Run, link: Link | None, trace: Trace, steps: Sequence[Window]) -> Iterator[dict[str, Any]]:
     times = transfers(run, trace, link)
     for step, issued in issued_by_step(trace, steps, run.manifest):
-        if row := _step_bounds(trace, step, issued, times):
-            yield row
-
-
-def _step_bounds(trace: Trace, step: Window, issued: Issued, times: Transfers) -> dict[str, Any] | None:
-    each_ns = [times.launch_ns(sent.launch, sent.kind, sent.bytes) for _, sent in issued.sent]
-    known_ns = [ns for ns in each_ns if ns is not None]
-    if len(known_ns) < len(each_ns):
-        return None
-    done_by = progress(trace, step)
-    computed_ns = done_by(step.host_end_ns)
-    as_launched_ns = _as_launched_ns(issued, known_ns, done_by, computed_ns)
-    halves_ns = _halved_times_ns(issued, known_ns, times)
-    any_cap_ns = _any_cap_ns(issued, done_by, computed_ns, times)
-    waits_known = all(times.knows_waits(sent.launch) for _, sent in issued.sent)
-    return {
-        "step": step.step,
-        "span_ns": step.end_ns - step.start_ns,
-        "compute_ns": computed_ns,
-        "transfer_ns": sum(known_ns),
-        "bound_ns": as_launched_ns,
-        "any_cap_ns": None if any_cap_ns is None else min(any_cap_ns, as_launched_ns),  # it was a cutting, too
-        "half_bound_ns": None if halves_ns is None else _as_launched_ns(issued, halves_ns, done_by, computed_ns),
-        "half_transfer_ns": None if halves_ns is None else sum(halves_ns),
-        "waits_known": waits_known,
-        "bytes_explain": waits_known or all(times.times_by_size(sent.kind) for _, sent in issued.sent if sent.bytes),
-    }
+        each_ns = [times.launch_ns(sent.launch, sent.kind, sent.bytes) for _, sent in issued.sent]
+        known_ns = [ns for ns in each_ns if ns is not None]
+        if len(known_ns) < len(each_ns):
+            continue
+        done_by = progress(trace, step)
+        computed_ns = done_by(step.host_end_ns)
+        as_launched_ns = _as_launched_ns(issued, known_ns, done_by, computed_ns)
+        halves_ns = _halved_times_ns(issued, known_ns, times)
+        any_cap_ns = _any_cap_ns(issued, done_by, computed_ns, times)
+        waits_known = all(times.knows_waits(sent.launch) for _, sent in issued.sent)
+        yield {
+            "step": step.step,
+            "span_ns": step.end_ns - step.start_ns,
+            "compute_ns": computed_ns,
+            "transfer_ns": sum(known_ns),
+            "bound_ns": as_launched_ns,
+            "any_cap_ns": None if any_cap_ns is None else min(any_cap_ns, as_launched_ns),  # it was a cutting, too
+            "half_bound_ns": None if halves_ns is None else _as_launched_ns(issued, halves_ns, done_by, computed_ns),
+            "half_transfer_ns": None if halves_ns is None else sum(halves_ns),
+            "waits_known": waits_known,
+            "bytes_explain": waits_known
+            or all(times.times_by_size(sent.kind) for _, sent in issued.sent if sent.bytes),
+        }
 
 
 def _as_launched_ns(issued: Issued, each_ns: Sequence[int], done_by: Callable[[int], int], computed_ns: int) -> int:
