@@ -7,6 +7,7 @@ from functools import cache
 from typing import Protocol
 
 from overlaplab.costs import fit_line, transfer_ns
+from overlaplab.costs.link import UNSTEADY, deviation_ns
 from overlaplab.events import Run, Trace
 from overlaplab.evidence.executions import executions
 from overlaplab.evidence.labels import Span
@@ -14,10 +15,6 @@ from overlaplab.evidence.launches import launches
 from overlaplab.evidence.recorded import UNKNOWN_NS, recorded_collectives
 from overlaplab.evidence.waits import arrivals
 from overlaplab.manifest import Link, strategy_traits
-
-UNSTEADY = 0.25
-"""Transfers do not take as long as their sizes say where a line deviates by a larger share of all measured time."""
-
 
 EXTRAPOLATED = 2
 """What lies further outside than this multiple is extrapolated, as in torch inductor's profile-guided estimation."""
@@ -143,8 +140,8 @@ class _Measured:
         measured = self._measured_sizes(kind)
         if not measured:
             return None
-        latency_ns, ns_per_byte = fit_line([size for size, _ in measured], [took for _, took in measured])
-        deviation = sum(abs(latency_ns + ns_per_byte * size - took) for size, took in measured)
-        if deviation > UNSTEADY * sum(took for _, took in measured):
+        sizes, took_ns = zip(*measured, strict=True)
+        latency_ns, ns_per_byte = line = fit_line(sizes, took_ns)
+        if deviation_ns(line, sizes, took_ns) > UNSTEADY * sum(took_ns):
             return None
         return lambda num_bytes: round(latency_ns + ns_per_byte * num_bytes)
