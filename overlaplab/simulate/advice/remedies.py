@@ -19,7 +19,6 @@ from math import hypot
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 from msgspec import Struct
 
@@ -42,6 +41,7 @@ from overlaplab.simulate.advice.tried import (
     scattered_caps,
     units_played,
 )
+from overlaplab.simulate.buckets.least import Times
 from overlaplab.simulate.buckets.search import bucket_searches
 from overlaplab.simulate.edits.hosts import host_works
 from overlaplab.simulate.player import Program, StuckError, play
@@ -79,8 +79,6 @@ _MIN_LARGEST_SHARE = 0.5
 """Where one gradient has a larger share of all gradients' bytes, doing without it is tried."""
 _MAX_STRETCHES_WITH_SETTINGS = 4_000
 """Stretches of computation where caps or prefetch depths are played for the first screen as well: some seconds."""
-
-Times = npt.NDArray[np.int64]
 
 
 class PlayedRemedy(Struct, frozen=True, kw_only=True):

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run, once_per_run
 from overlaplab.manifest import Link
-from overlaplab.simulate.buckets.least import Least, launch_cuttings, least_steps
+from overlaplab.simulate.buckets.least import Least, Times, launch_cuttings, least_steps
 from overlaplab.simulate.fill_buckets import MIB, cap_for, cap_ranges, closing_caps
 from overlaplab.simulate.player import StuckError, find_launches
 from overlaplab.simulate.programs import all_programs
@@ -30,7 +30,6 @@ from overlaplab.simulate.programs.without_buckets import without_made_buckets
 from overlaplab.simulate.undisturbed import TIE, step_weights
 from overlaplab.traits import TRAITS
 
-Times = npt.NDArray[np.int64]
 Names = tuple[tuple[str, ...], ...]
 _PASSES = 3
 """Backward passes whose best buckets are tried on all steps."""

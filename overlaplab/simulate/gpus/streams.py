@@ -121,12 +121,9 @@ def played_together(run: Run) -> tuple[Mapping[int, Launch], ...]:
 
 
 def _collectives_of_one_event(trace: Trace, together: Mapping[int, Launch]) -> dict[int, Launch]:
-    row_of = recorded_of_events(trace)
-    places: dict[int, list[int]] = {}
-    for place, event in enumerate(device_events(trace)):
-        places.setdefault(int(row_of[event.row]), []).append(place)
-    of_one = ((row, of_row[0]) for row, of_row in places.items() if len(of_row) == 1)
-    return {place: together[row] for row, place in of_one if row in together}
+    rows = recorded_of_events(trace)[[event.row for event in device_events(trace)]].tolist()
+    events = Counter(rows)
+    return {place: together[row] for place, row in enumerate(rows) if events[row] == 1 and row in together}
 
 
 class _HostPoint(NamedTuple):
