@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from overlaplab.analyses.collectives import collectives
 from overlaplab.costs import fit_line, ring_factor, students_t
-from overlaplab.costs.link import ROUNDS
+from overlaplab.costs.link import ROUNDS, UNSTEADY
 from overlaplab.events import Run
 
 _TYPES = {
@@ -24,8 +24,6 @@ _BEYOND = 2.0
 """Times are given from the smallest measured size ÷ 2 to the largest × 2."""
 _STEP = 2**0.25
 """The ratio of one size to the next: between them no interpolation errs by more than 1 %."""
-_MAX_DEVIATION_SHARE = 0.25
-"""If a line misses more than 25 % of the measured time, the times do not follow from the sizes."""
 
 
 class Fitted(Struct, frozen=True, kw_only=True):
@@ -105,7 +103,7 @@ def collective_times(run: Run) -> pd.DataFrame:
     """
     rows = []
     for line in fitted_lines(run):
-        if line.deviation > _MAX_DEVIATION_SHARE:
+        if line.deviation > UNSTEADY:
             continue
         for dtype, of_dtype in line.transfers.dropna(subset=["dtype"]).groupby("dtype", sort=True):
             for size in _grid(int(of_dtype["bytes"].min()), int(of_dtype["bytes"].max())):

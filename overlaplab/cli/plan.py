@@ -15,10 +15,10 @@ from overlaplab.cli.shared import load, print_json, show
 from overlaplab.errors import OverlaplabError
 
 if TYPE_CHECKING:
+    from overlaplab.costs.batch import Training
     from overlaplab.costs.plan import Plan, RecordedPlan
-    from overlaplab.costs.training import Training
     from overlaplab.events import Run
-    from overlaplab.simulate.predictions.planned import PlannedStep
+    from overlaplab.simulate.predictions.what_if import PlannedStep
 
 app = typer.Typer()
 

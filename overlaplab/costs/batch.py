@@ -1,4 +1,7 @@
-"""The arithmetic of a batch: samples = microbatch × accumulation × data-parallel ranks, tokens = samples × sequence."""
+"""The arithmetic of a batch: samples = microbatch × accumulation × data-parallel ranks, tokens = samples × sequence.
+
+And what training in such batches takes and costs.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,8 @@ from bisect import bisect_left, bisect_right
 from msgspec import Struct
 
 from overlaplab.errors import OverlaplabError
+
+_NS_PER_S, _S_PER_HOUR = 10**9, 3600
 
 
 class Batch(Struct, frozen=True, kw_only=True):
@@ -30,6 +35,39 @@ class Batch(Struct, frozen=True, kw_only=True):
     def tokens(self) -> int:
         """Tokens of all ranks in a step."""
         return self.samples * self.seq
+
+
+class Training(Struct, frozen=True, kw_only=True):
+    """A planned training run whose step is known."""
+
+    step_ns: int
+    """The mean."""
+    batch: Batch
+    tokens: int | None = None
+    """To train on, over all steps; None: unknown."""
+    price: float | None = None
+    """Price of a GPU per hour, in any currency."""
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        """On all GPUs; None where a step takes no time."""
+        return self.batch.tokens * _NS_PER_S / self.step_ns if self.step_ns > 0 else None
+
+    @property
+    def hours(self) -> float | None:
+        """Until the tokens are done; None where they, or how long a step takes, are unknown."""
+        speed = self.tokens_per_s
+        return None if self.tokens is None or speed is None else self.tokens / speed / _S_PER_HOUR
+
+    @property
+    def gpu_hours(self) -> float | None:
+        """Hours of all GPUs together."""
+        return None if self.hours is None else self.hours * self.batch.ranks
+
+    @property
+    def cost(self) -> float | None:
+        """In the currency of the price; None where one or the hours are unknown."""
+        return None if self.gpu_hours is None or self.price is None else self.gpu_hours * self.price
 
 
 def planned_batch(*, tokens: int, seq: int, microbatch: int, ranks: int) -> Batch:

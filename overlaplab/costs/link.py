@@ -133,6 +133,8 @@ def ring_factor(kind: str | None, world_size: int) -> float:
     return 1.0 if rounds is None else rounds * (world_size - 1) / world_size
 
 
+UNSTEADY = 0.25
+"""Transfers do not take as long as their sizes say where a line deviates by a larger share of all measured time."""
 _MOST_SIZES = 32
 """Sizes through whose medians lines are tried; of more, every n-th."""
 
@@ -164,10 +166,11 @@ def fit_line(num_bytes: Sequence[int], times_ns: Sequence[int]) -> tuple[float, 
         slope = (longer - time) / (larger - size)
         if slope >= 0 and time >= slope * size:
             lines.append((time - slope * size, slope))
-    return min(lines, key=lambda line: _deviation(line, num_bytes, times_ns))
+    return min(lines, key=lambda line: deviation_ns(line, num_bytes, times_ns))
 
 
-def _deviation(line: tuple[float, float], num_bytes: Sequence[int], times_ns: Sequence[int]) -> float:
+def deviation_ns(line: tuple[float, float], num_bytes: Sequence[int], times_ns: Sequence[int]) -> float:
+    """By how much a line of `fit_line` misses the times: the sum of absolute deviations."""
     latency, slope = line
     return sum(abs(latency + slope * size - took) for size, took in zip(num_bytes, times_ns, strict=True))
 

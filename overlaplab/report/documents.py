@@ -14,17 +14,17 @@ from overlaplab.analyses.across_runs.settings import is_emulated
 from overlaplab.analyses.collectives import OF_RANK
 from overlaplab.analyses.systems.plan import plan_stages
 from overlaplab.causes import Cause
+from overlaplab.costs.batch import Training
 from overlaplab.costs.plan import Plan
 from overlaplab.costs.states import quick_look
-from overlaplab.costs.training import Training
 from overlaplab.events import Run
 from overlaplab.evidence.clocks import clocks
 from overlaplab.findings import Diagnosis
 from overlaplab.sections.run_tables import RunTables
 from overlaplab.selection import EVERYTHING, Selection
 from overlaplab.simulate.predictions.error import Interval, gain_half_ns
-from overlaplab.simulate.predictions.planned import PlannedStep
 from overlaplab.simulate.predictions.predict import Prediction
+from overlaplab.simulate.predictions.what_if import PlannedStep
 from overlaplab.simulate.undisturbed import mean_over_steps
 
 Document: TypeAlias = dict[str, Any]

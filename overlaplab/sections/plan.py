@@ -9,11 +9,11 @@ import pandas as pd
 from overlaplab import charts, findings
 from overlaplab.analyses.systems.plan import plan_over_ranks, plan_stages
 from overlaplab.columns import columns
+from overlaplab.costs.batch import Training
 from overlaplab.costs.plan import Plan, RecordedPlan
-from overlaplab.costs.training import Training
 from overlaplab.events import Run
 from overlaplab.sections.blocks import Chart, Section, TableBlock
-from overlaplab.simulate.predictions.planned import PlannedStep, planned_step
+from overlaplab.simulate.predictions.what_if import PlannedStep, planned_step
 
 _BYTES = ("parameters_bytes", "gradients_bytes", "optimizer_bytes", "activations_bytes", "total_bytes")
 

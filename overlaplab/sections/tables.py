@@ -15,10 +15,10 @@ from overlaplab import analyses, findings
 from overlaplab.analyses.systems.bench import bench_side_by_side
 from overlaplab.analyses.worst import drop_damaged, outlier_rows
 from overlaplab.columns import Column, column, columns
+from overlaplab.costs.link import UNSTEADY
 from overlaplab.findings.windows import window_word
 from overlaplab.formats import UNKNOWN, text
 from overlaplab.sections.blocks import TableBlock
-from overlaplab.simulate.transfers import UNSTEADY
 from overlaplab.timeline.marks import MarkKind
 from overlaplab.timeline.window_statistics import WindowStatistics
 from overlaplab.words import capitalise, count, kind_word, last_gradient, ms, shorten, size_exact, to_ms

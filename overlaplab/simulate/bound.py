@@ -20,7 +20,7 @@ from overlaplab.evidence.executions import executions
 from overlaplab.evidence.selection import rows_by_rank, selected_traces, selected_windows
 from overlaplab.manifest import Link, strategy_traits
 from overlaplab.selection import EVERYTHING, Selection
-from overlaplab.simulate.buckets.cutting import best_cutting
+from overlaplab.simulate.buckets.cutting import best_cutting, transfer_table
 from overlaplab.simulate.buckets.search import bucket_search
 from overlaplab.simulate.issued import Issued, issued_by_step, progress
 from overlaplab.simulate.player import End, Launch, Mark, Move, Played, Program, Wait, Work, play
@@ -156,7 +156,7 @@ def _best_of_trace(run: Run, trace: Trace, steps: Sequence[Window]) -> Iterator[
             """The recorded time at which so much was computed."""
             return round(float(np.interp(done, done_ns, at_ns))) + max(done - int(done_ns[-1]), 0)
 
-        counts = best_cutting(gradients.ready_ns, gradients.bytes, gradients.takes)[1]
+        counts = best_cutting(gradients.ready_ns, transfer_table(gradients.bytes, gradients.takes))[1]
         for index, (first, last) in enumerate(pairwise(accumulate(counts, initial=0))):
             size, ready_ns = sum(gradients.bytes[first:last]), max(gradients.ready_ns[:last])
             start_ns = max(ready_ns, free_ns)
@@ -169,40 +169,42 @@ def _best_of_trace(run: Run, trace: Trace, steps: Sequence[Window]) -> Iterator[
 def _bounds_of_trace(run: Run, link: Link | None, trace: Trace, steps: Sequence[Window]) -> Iterator[dict[str, Any]]:
     times = transfers(run, trace, link)
     for step, issued in issued_by_step(trace, steps, run.manifest):
-        if row := _step_bounds(trace, step, issued, times):
-            yield row
-
-
-def _step_bounds(trace: Trace, step: Window, issued: Issued, times: Transfers) -> dict[str, Any] | None:
-    each_ns = [times.launch_ns(sent.launch, sent.kind, sent.bytes) for _, sent in issued.sent]
-    known_ns = [ns for ns in each_ns if ns is not None]
-    if len(known_ns) < len(each_ns):
-        return None
-    done_by = progress(trace, step)
-    computed_ns = done_by(step.host_end_ns)
-    as_launched_ns = _as_launched_ns(issued, known_ns, done_by, computed_ns)
-    halves_ns = _halved_times_ns(issued, known_ns, times)
-    any_cap_ns = _any_cap_ns(issued, done_by, computed_ns, times)
-    waits_known = all(times.knows_waits(sent.launch) for _, sent in issued.sent)
-    return {
-        "step": step.step,
-        "span_ns": step.end_ns - step.start_ns,
-        "compute_ns": computed_ns,
-        "transfer_ns": sum(known_ns),
-        "bound_ns": as_launched_ns,
-        "any_cap_ns": None if any_cap_ns is None else min(any_cap_ns, as_launched_ns),  # it was a cutting, too
-        "half_bound_ns": None if halves_ns is None else _as_launched_ns(issued, halves_ns, done_by, computed_ns),
-        "half_transfer_ns": None if halves_ns is None else sum(halves_ns),
-        "waits_known": waits_known,
-        "bytes_explain": waits_known or all(times.times_by_size(sent.kind) for _, sent in issued.sent if sent.bytes),
-    }
+        each_ns = [times.launch_ns(sent.launch, sent.kind, sent.bytes) for _, sent in issued.sent]
+        known_ns = [ns for ns in each_ns if ns is not None]
+        if len(known_ns) < len(each_ns):
+            continue
+        done_by = progress(trace, step)
+        computed_ns = done_by(step.host_end_ns)
+        as_launched_ns = _as_launched_ns(issued, known_ns, done_by, computed_ns)
+        halves_ns = _halved_times_ns(issued, known_ns, times)
+        any_cap_ns = _any_cap_ns(issued, done_by, computed_ns, times)
+        waits_known = all(times.knows_waits(sent.launch) for _, sent in issued.sent)
+        yield {
+            "step": step.step,
+            "span_ns": step.end_ns - step.start_ns,
+            "compute_ns": computed_ns,
+            "transfer_ns": sum(known_ns),
+            "bound_ns": as_launched_ns,
+            "any_cap_ns": None if any_cap_ns is None else min(any_cap_ns, as_launched_ns),  # it was a cutting, too
+            "half_bound_ns": None if halves_ns is None else _as_launched_ns(issued, halves_ns, done_by, computed_ns),
+            "half_transfer_ns": None if halves_ns is None else sum(halves_ns),
+            "waits_known": waits_known,
+            "bytes_explain": waits_known
+            or all(times.times_by_size(sent.kind) for _, sent in issued.sent if sent.bytes),
+        }
 
 
 def _as_launched_ns(issued: Issued, each_ns: Sequence[int], done_by: Callable[[int], int], computed_ns: int) -> int:
     """How long the step takes if collective i takes `each_ns[i]`: see [Note: as launched]."""
     launches = [(at_ns, Launch(key, ns)) for key, ((at_ns, _), ns) in enumerate(zip(issued.sent, each_ns, strict=True))]
     waits = [(at_ns, Wait(key)) for at_ns, key in issued.waits]
-    return int(play([_program([*launches, *waits], done_by, computed_ns)]).over_ns[0][-1])
+    points: list[tuple[int, Move]] = [*launches, *waits]
+    moves: list[Move] = []
+    done = 0
+    for host_ns, move in sorted(points, key=lambda point: point[0]):
+        moves += [Work(done_by(host_ns) - done), move]
+        done = done_by(host_ns)
+    return play([[*moves, Work(computed_ns - done)]]).over_ns[0][-1]
 
 
 def _halved_times_ns(issued: Issued, each_ns: Sequence[int], times: Transfers) -> list[int] | None:
@@ -216,21 +218,11 @@ def _halved_times_ns(issued: Issued, each_ns: Sequence[int], times: Transfers) -
     return halves_ns
 
 
-def _program(points: list[tuple[int, Launch | Wait]], done_by: Callable[[int], int], computed_ns: int) -> list[Move]:
-    """The launches and waits in order of host time, and the computation issued between them."""
-    moves: list[Move] = []
-    done = 0
-    for host_ns, move in sorted(points, key=lambda point: point[0]):
-        moves += [Work(done_by(host_ns) - done), move]
-        done = done_by(host_ns)
-    return [*moves, Work(computed_ns - done)]
-
-
 def _any_cap_ns(issued: Issued, done_by: Callable[[int], int], computed_ns: int, times: Transfers) -> int | None:
     gradients = _sendable_in_step(issued, done_by, times.least_by_size)
     if gradients is None:
         return None
-    end_ns = best_cutting(gradients.ready_ns, gradients.bytes, gradients.takes)[0]
+    end_ns = best_cutting(gradients.ready_ns, transfer_table(gradients.bytes, gradients.takes))[0]
     return max(end_ns - gradients.ready_ns[-1], 0) + computed_ns
 
 

@@ -31,6 +31,7 @@ from overlaplab.evidence.labels import Label, Span, engine_labels
 from overlaplab.evidence.selection import launched_in
 from overlaplab.intervals import clip, length_before
 from overlaplab.manifest import Manifest
+from overlaplab.simulate.blocked import collective_name
 from overlaplab.simulate.fill_buckets import share_bytes
 from overlaplab.vocabulary import Rule, label_list
 
@@ -112,19 +113,19 @@ def _issued_by_labels(labels: Sequence[Label], passes: Sequence[Span], elements:
     due_ns = max((label.end_ns for label in labels if label.word == "backward"), default=0)
     sent: list[tuple[int, Sent]] = []
     waits: list[tuple[int, int]] = []
-    launched: dict[tuple[str | None, ...], int] = {}
+    launched: dict[str, int] = {}
     for label in labels:
         if label.word == "bucket_ready":
             sizes[label.fields["bucket"]] = label.fields["bytes"]
         size = label.fields.get("bytes") or sizes.get(label.fields.get("bucket", ""))
         if label.word in _SENDERS and size is not None:
-            launched[_collective_key(label)] = len(sent)
+            launched[collective_name(label)] = len(sent)
             if label.word == "bucket_launch":
                 waits += [(each.end_ns, len(sent)) for each in passes if each.start_ns <= label.start_ns <= each.end_ns]
             sent.append((label.start_ns, Sent(launch=label, kind=_SENDERS[label.word], bytes=int(size))))
-        elif label.word in _WAITERS and _collective_key(label) in launched:
+        elif label.word in _WAITERS and collective_name(label) in launched:
             at_ns = max(label.start_ns, due_ns) if label.word == "scatter_done" else label.start_ns
-            waits.append((at_ns, launched[_collective_key(label)]))
+            waits.append((at_ns, launched[collective_name(label)]))
     waited = {number for _, number in waits}
     reduces = (number for number, (_, collective) in enumerate(sent) if collective.kind == "all_reduce")
     if not sent or not waited.issuperset(reduces):
@@ -133,11 +134,6 @@ def _issued_by_labels(labels: Sequence[Label], passes: Sequence[Span], elements:
     sending = backwards or [each for each in passes if any(each.start_ns <= at <= each.end_ns for at, _ in sent)]
     gradients = _labelled_gradients(labels, sending[0], elements) if len(sending) == 1 else None
     return Issued(sent=tuple(sent), waits=tuple(waits), gradients=gradients)
-
-
-def _collective_key(label: Label) -> tuple[str | None, ...]:
-    """The fields that a launch and the wait for it share."""
-    return tuple(label.fields.get(key) for key in ("bucket", "unit", "microbatch", "phase"))
 
 
 def _labelled_gradients(

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from functools import cache
-from typing import Protocol
+from typing import TypeAlias
 
 from overlaplab.costs import fit_line, transfer_ns
+from overlaplab.costs.link import UNSTEADY, deviation_ns
 from overlaplab.events import Run, Trace
 from overlaplab.evidence.executions import executions
 from overlaplab.evidence.labels import Span
@@ -14,10 +15,6 @@ from overlaplab.evidence.launches import launches
 from overlaplab.evidence.recorded import UNKNOWN_NS, recorded_collectives
 from overlaplab.evidence.waits import arrivals
 from overlaplab.manifest import Link, strategy_traits
-
-UNSTEADY = 0.25
-"""Transfers do not take as long as their sizes say where a line deviates by a larger share of all measured time."""
-
 
 EXTRAPOLATED = 2
 """What lies further outside than this multiple is extrapolated, as in torch inductor's profile-guided estimation."""
@@ -33,24 +30,10 @@ def times_beyond(predicted: Sequence[float], recorded: Sequence[float]) -> float
     return most if most > EXTRAPOLATED else None
 
 
-class Transfers(Protocol):
-    """How long one rank's collectives move data."""
-
-    def launch_ns(self, launch: Span, kind: str, num_bytes: int | None) -> int | None:
-        """T in ns of what this host range launched; None where unknown."""
-
-    def knows_waits(self, launch: Span) -> bool:
-        """Whether this T cannot include waiting for other ranks, whose traces are absent."""
-
-    def times_by_size(self, kind: str) -> Callable[[int], int] | None:
-        """T in ns of any number of bytes; None where unknown, or where measured times do not follow their sizes."""
-
-    def least_by_size(self, kind: str) -> Callable[[int], int] | None:
-        """The same, and where only one size was recorded what larger ones take at least: see `no_less`."""
-
-
 def transfers(run: Run, trace: Trace, link: Link | None) -> Transfers:
-    """By the link's formula; without a link as recorded, and for other sizes by a line through what was recorded."""
+    """How long one rank's collectives move data: by the link's formula; without a link as recorded, and for other sizes
+    by a line through what was recorded.
+    """
     traits = strategy_traits(run.manifest)
     return _ByLink(link, traits.hops if traits else None) if link else _Measured(run, trace)
 
@@ -75,7 +58,7 @@ def takes_ns(times: Transfers, kind: str, num_bytes: int) -> int | None:
 
 
 class _ByLink:
-    """By the link's formula (docs/design.md, "The link, emulated")."""
+    """By the link's formula (docs/design.md, "The link, emulated"); methods are those of `_Measured`."""
 
     def __init__(self, link: Link, hops: str | None) -> None:
         """`hops`: the trait of that name."""
@@ -118,10 +101,12 @@ class _Measured:
         self.times_by_size = cache(self._fit_by_size)
 
     def launch_ns(self, launch: Span, kind: str, num_bytes: int | None) -> int | None:
+        """T in ns of what this host range launched; None where unknown."""
         moved = self._moved_by(launch)
         return sum(took for took, _ in moved) if moved else None
 
     def knows_waits(self, launch: Span) -> bool:
+        """Whether this T cannot include waiting for other ranks, whose traces are absent."""
         return all(is_known for _, is_known in self._moved_by(launch))
 
     def _moved_by(self, launch: Span) -> list[tuple[int, bool]]:
@@ -129,6 +114,7 @@ class _Measured:
         return [self._moved[inner.ran] for inner in self._executions.launches_inside(launch) if inner.ran]
 
     def least_by_size(self, kind: str) -> Callable[[int], int] | None:
+        """`times_by_size`, and where only one size was recorded what larger ones take at least: see `no_less`."""
         takes = self.times_by_size(kind)
         return None if takes is None else no_less(takes, [size for size, _ in self._measured_sizes(kind)])
 
@@ -140,11 +126,15 @@ class _Measured:
         ]
 
     def _fit_by_size(self, kind: str) -> Callable[[int], int] | None:
+        """T in ns of any number of bytes; None where unknown, or where measured times do not follow their sizes."""
         measured = self._measured_sizes(kind)
         if not measured:
             return None
-        latency_ns, ns_per_byte = fit_line([size for size, _ in measured], [took for _, took in measured])
-        deviation = sum(abs(latency_ns + ns_per_byte * size - took) for size, took in measured)
-        if deviation > UNSTEADY * sum(took for _, took in measured):
+        sizes, took_ns = zip(*measured, strict=True)
+        latency_ns, ns_per_byte = line = fit_line(sizes, took_ns)
+        if deviation_ns(line, sizes, took_ns) > UNSTEADY * sum(took_ns):
             return None
         return lambda num_bytes: round(latency_ns + ns_per_byte * num_bytes)
+
+
+Transfers: TypeAlias = _ByLink | _Measured

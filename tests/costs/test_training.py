@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from overlaplab.costs.batch import Batch
-from overlaplab.costs.training import Training
+from overlaplab.costs.batch import Batch, Training
 
 BATCH = Batch(seq=1000, microbatch=2, accumulate=1, ranks=5)
 """10,000 tokens."""

@@ -7,9 +7,9 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from overlaplab import findings
+from overlaplab.costs.batch import Training
 from overlaplab.costs.plan import AskedPlan, Plan, RecordedPlan
 from overlaplab.costs.states import PRECISIONS, STAGES
-from overlaplab.costs.training import Training
 from overlaplab.costs.transformer import Attention
 from overlaplab.dashboard.beside import caps_beside
 from overlaplab.dashboard.data import Opened, open_run
@@ -18,8 +18,7 @@ from overlaplab.dashboard.head import error_line, page_head
 from overlaplab.dashboard.widgets import show_advice, show_blocks, show_lead, show_warnings
 from overlaplab.errors import OverlaplabError
 from overlaplab.sections.plan import plan_section, planned_training, require_recorded
-from overlaplab.simulate.predictions.planned import PlannedStep
-from overlaplab.simulate.predictions.what_if import message_without_path
+from overlaplab.simulate.predictions.what_if import PlannedStep, message_without_path
 
 _MEMORY = {"24 GB": 24, "40 GB": 40, "80 GB": 80, "141 GB": 141, "192 GB": 192}  # of usual GPUs, in decimal GB
 _WIDTH = 175

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from overlaplab.costs.batch import Training
 from overlaplab.costs.plan import Plan, RecordedPlan, recorded_plan
 from overlaplab.costs.states import STAGES, quick_look
-from overlaplab.costs.training import Training
 from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run
 from overlaplab.findings.predictions import extrapolation
 from overlaplab.findings.runs import PREDICTED, note
-from overlaplab.simulate.predictions.planned import PlannedStep
+from overlaplab.simulate.predictions.what_if import PlannedStep
 from overlaplab.words import amount, capitalise, count, join_names, ms, percent, shorten, size_exact
 
 _PREFIXES = ((10**21, "Z"), (10**18, "E"), (10**15, "P"), (10**12, "T"), (10**9, "G"))

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from statistics import fmean
 
-import numpy as np
 import pandas as pd
 from msgspec.structs import replace
 
@@ -55,8 +54,7 @@ def pipeline_remedies(run: Run) -> pd.DataFrame:
 def pipeline_gain_half_ns(run: Run) -> int:
     """Half of the 95 % interval of a pipeline's gain, see `gain_half_ns`. Raises `OverlaplabError` without one."""
     recorded = recorded_shapes(run)[0]
-    played = play_pipeline((recorded[0], *recorded))  # the first fills the pipeline
-    spans_ns = np.array([played.spans_ns(rank)[1:] for rank in range(len(played.ends_ns))]).mean(axis=0)
+    spans_ns = play_pipeline((recorded[0], *recorded)).all_spans_ns()[:, 1:].mean(axis=0)  # the first fills it
     mean_ns = mean_step_ns(run, recorded_spans_ns(run))
     return gain_half_ns(mean_ns, mean_ns, prediction_interval(run, mean_ns, spans_ns.tolist()))
 

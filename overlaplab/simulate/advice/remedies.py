@@ -19,7 +19,6 @@ from math import hypot
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 from msgspec import Struct
 
@@ -42,6 +41,7 @@ from overlaplab.simulate.advice.tried import (
     scattered_caps,
     units_played,
 )
+from overlaplab.simulate.buckets.least import Times
 from overlaplab.simulate.buckets.search import bucket_searches
 from overlaplab.simulate.edits.hosts import host_works
 from overlaplab.simulate.player import Program, StuckError, play
@@ -79,8 +79,6 @@ _MIN_LARGEST_SHARE = 0.5
 """Where one gradient has a larger share of all gradients' bytes, doing without it is tried."""
 _MAX_STRETCHES_WITH_SETTINGS = 4_000
 """Stretches of computation where caps or prefetch depths are played for the first screen as well: some seconds."""
-
-Times = npt.NDArray[np.int64]
 
 
 class PlayedRemedy(Struct, frozen=True, kw_only=True):
@@ -232,7 +230,7 @@ def _cuttings(run: Run) -> Iterator[tuple[str, dict[str, Any], Sequence[Program]
     largest gradient, where it has most of the bytes.
     """
     manifest, models = run.manifest, len(recuttings(run))
-    for search in bucket_searches(run):
+    for search in bucket_searches(run, None):
         cut = search.cut
         model = model_name(cut.order) if models > 1 else None
         if (best := search.best_cap) is not None:

@@ -96,8 +96,7 @@ def replayed_spans_ns(run: Run) -> npt.NDArray[np.int64]:
     different orders.
     """
     if (device := device_programs(run)) is not None:
-        played = play(device.programs)
-        return np.array([played.spans_ns(place) for place in device.steps], dtype=np.int64)
+        return device.spans_ns(play(device.programs))
     recorded = recorded_programs(run)
     return np.empty((0, 0), dtype=np.int64) if recorded is None else play(recorded.programs).all_spans_ns()
 

@@ -97,8 +97,7 @@ def least_steps(cut: Recutting) -> Least | None:
             step = len(ends[0]) - 1
             passes.append(BackwardPass(step=step, ready_ns=ready, ended_ns=ended, resumed_ns=at_ns))
     times = np.array(ends, dtype=np.int64)
-    spans = times[:, 1:] - times[:, :-1]
-    return Least(cut=cut, took_ns=took_ns, passes=tuple(passes), spans_ns=spans)
+    return Least(cut=cut, took_ns=took_ns, passes=tuple(passes), spans_ns=np.diff(times))
 
 
 def _split_at_backward_ends(program: Program) -> list[list[Move]]:
@@ -133,17 +132,16 @@ def _earliest_ns(cut: Recutting, least_took_ns: Times, ready_ns: Times, ended_ns
     """When each rank goes on at the earliest after a backward pass: the least over all numbers of buckets."""
     begun = int(ready_ns.min())
     ready, ended = ready_ns - begun, ended_ns - begun
-    sent = [cut.sent[name] for name in cut.order]
     if not cut.host_ns:
-        return np.asarray(begun + _resume_ns(ended, 0, best_cutting(ready.tolist(), sent, cut.takes_least)[0], cut))
+        return np.asarray(begun + _resume_ns(ended, 0, best_cutting(ready.tolist(), least_took_ns)[0], cut))
     earliest: Times = np.full(len(ended), np.iinfo(np.int64).max)
     number = 0
     for number, (end_ns, _) in enumerate(launch_cuttings(cut, ready, least_took_ns), start=1):
         earliest = np.minimum(earliest, _resume_ns(ended, number, end_ns, cut))
         if (ended + 2 * (number + 1) * cut.host_ns >= earliest).all():
             return np.asarray(begun + earliest)
-    if number < len(sent):  # more buckets than `best_cuttings` tries: at least one launch more
-        end_ns = best_cutting(ready.tolist(), sent, cut.takes_least)[0]
+    if number < len(ready):  # more buckets than `best_cuttings` tries: at least one launch more
+        end_ns = best_cutting(ready.tolist(), least_took_ns)[0]
         earliest = np.minimum(earliest, _resume_ns(ended, number + 1, end_ns, cut))
     return np.asarray(begun + earliest)
 

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run, once_per_run
 from overlaplab.manifest import Link
-from overlaplab.simulate.buckets.least import Least, launch_cuttings, least_steps
+from overlaplab.simulate.buckets.least import Least, Times, launch_cuttings, least_steps
 from overlaplab.simulate.fill_buckets import MIB, cap_for, cap_ranges, closing_caps
 from overlaplab.simulate.player import StuckError, find_launches
 from overlaplab.simulate.programs import all_programs
@@ -30,7 +30,6 @@ from overlaplab.simulate.programs.without_buckets import without_made_buckets
 from overlaplab.simulate.undisturbed import TIE, step_weights
 from overlaplab.traits import TRAITS
 
-Times = npt.NDArray[np.int64]
 Names = tuple[tuple[str, ...], ...]
 _PASSES = 3
 """Backward passes whose best buckets are tried on all steps."""
@@ -66,31 +65,28 @@ def bucket_search(run: Run, link: Link | None = None) -> BucketSearch | None:
     """The search of a run with one model, perhaps behind another link; None where its gradients cannot be sent in other
     buckets.
     """
-    if link is not None and link != (run.manifest.link if run.manifest else None):
-        return _search_behind(run, link)
-    searches = bucket_searches(run)
-    return searches[0] if len(searches) == 1 and find_recutting(run) else None
+    if find_recutting(run) is None:
+        return None
+    recorded = run.manifest.link if run.manifest else None
+    searches = bucket_searches(run, None if link == recorded else link)
+    return searches[0] if searches else None
 
 
 @once_per_run
-def bucket_searches(run: Run) -> tuple[BucketSearch, ...]:
-    """The search of each model; the others' buckets stay as recorded."""
-    least = (least_steps(_with_bucketed_moves(run, cut)) for cut in recuttings(run))
+def bucket_searches(run: Run, link: Link | None) -> tuple[BucketSearch, ...]:
+    """The search of each model, perhaps behind another link; the others' buckets stay as recorded."""
+    cuts = recuttings(run)
+    if link is not None:
+        recorded = run.manifest.link if run.manifest else None
+        cuts = tuple(
+            cut.with_programs(run, [retime_program(program, recorded, link) for program in cut.recorded.programs], link)
+            for cut in cuts
+        )
+    least = (least_steps(_with_bucketed_moves(run, cut, link)) for cut in cuts)
     return tuple(BucketSearch(each, step_weights(run)) for each in least if each is not None)
 
 
-@once_per_run
-def _search_behind(run: Run, link: Link) -> BucketSearch | None:
-    cut = find_recutting(run)
-    if cut is None:
-        return None
-    recorded = run.manifest.link if run.manifest else None
-    programs = [retime_program(program, recorded, link) for program in cut.recorded.programs]
-    least = least_steps(_with_bucketed_moves(run, cut.with_programs(run, programs, link), link))
-    return None if least is None else BucketSearch(least, step_weights(run))
-
-
-def _with_bucketed_moves(run: Run, cut: Recutting, link: Link | None = None) -> Recutting:
+def _with_bucketed_moves(run: Run, cut: Recutting, link: Link | None) -> Recutting:
     """The cutting, but all that ranks do as `bucketed` does it, where the recorded strategy sends no buckets."""
     traits = TRAITS.get(run.manifest.strategy or "") if run.manifest else None
     if traits is None or traits.buckets:
@@ -239,18 +235,14 @@ class BucketSearch:
 
     def _play(self, each: Candidate) -> BucketsPlayed | None:
         """None where the ranks would launch in different orders."""
-        spans_ns = self._spans_ns(each.buckets)
-        if spans_ns is None:
+        if each.buckets not in self._spans:
+            self._spans[each.buckets] = None
+            with suppress(StuckError):
+                self._spans[each.buckets] = self.cut.spans_ns(each.buckets)
+        if (spans_ns := self._spans[each.buckets]) is None:
             return None
         mean_ns = self._mean_ns(spans_ns)
         return BucketsPlayed(caps_mb=each.caps_mb, buckets=each.buckets, spans_ns=spans_ns, mean_ns=mean_ns)
-
-    def _spans_ns(self, buckets: Names) -> Times | None:
-        if buckets not in self._spans:
-            self._spans[buckets] = None
-            with suppress(StuckError):
-                self._spans[buckets] = self.cut.spans_ns(buckets)
-        return self._spans[buckets]
 
     def _mean_ns(self, spans_ns: Times) -> float:
         return float(np.average(spans_ns.mean(axis=0), weights=self._weights))

@@ -82,15 +82,6 @@ def between_marks(program: Program, word: str, names: Collection[str] | None = N
         yield move, inside
 
 
-def without_device_waits(program: Program) -> list[Move]:
-    """The host of a GPU waits for the device no more, but for its queue to have room: for an event to begin."""
-    return [
-        move
-        for move in program
-        if not isinstance(move, Wait) or (isinstance(move.key, tuple) and move.key[1] == "begun")
-    ]
-
-
 def _scale_steps(program: Program, factors: npt.NDArray[np.float64], *, idle: bool = True) -> list[Move]:
     """The work before the first step, and in each, times its factor; idle time as it is unless it is `idle`, too."""
     moves: list[Move] = []

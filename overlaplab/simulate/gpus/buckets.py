@@ -14,6 +14,7 @@ from statistics import median_low
 from msgspec import Struct
 
 from overlaplab.analyses.transfer_lines import Fitted, fitted_lines
+from overlaplab.costs.link import UNSTEADY
 from overlaplab.events import Run, Trace, launchers, main_stream, matching, once_per_run
 from overlaplab.evidence.dependencies import DeviceEvent, device_events
 from overlaplab.evidence.recorded import UNKNOWN_NS
@@ -23,7 +24,6 @@ from overlaplab.simulate.gpus.edit import AddedLaunch, Held, RankEdit, last_depe
 from overlaplab.simulate.gpus.passes import BucketedPass, bucketed_passes
 from overlaplab.simulate.play_errors import refusal
 from overlaplab.simulate.player import Launch
-from overlaplab.simulate.transfers import UNSTEADY
 
 _CLOCK_TOLERANCE_NS = 2_000
 """An event that begins so much before a bucket ends may have waited for it: clocks agree to within this."""

@@ -129,25 +129,31 @@ def _sent_again(run: Run, programs: DevicePrograms, *, replicas: bool) -> set[Ha
     return repeated
 
 
-def change_hosts(programs: DevicePrograms, change: Callable[[Program], list[Move]]) -> Programs | None:
-    """With the hosts changed alone; None where nothing changes."""
-    changed: list[Program] = []
-    for host, *streams in programs.ranks:
-        changed += [change(host), *streams]
-    return None if changed == list(programs.programs) else changed
-
-
-def launch_at_once(programs: DevicePrograms) -> Programs | None:
-    """Hosts launch in no time, from the first step's first kernel on: of a slice, what ran before that is missing."""
+def change_hosts(programs: DevicePrograms, change: Callable[[Program, Programs], list[Move]]) -> Programs | None:
+    """With the hosts changed alone, each by its program and its rank's others; None where nothing changes."""
     changed: list[Program] = []
     for host, *lanes in programs.ranks:
-        begins = lanes[-1][0]  # the wait for the first step's first kernel
-        assert isinstance(begins, Wait)
-        assert isinstance(begins.key, EventKey)
-        launched = Note(begins.key._replace(word="launched"))
-        first = host.index(launched) if launched in host else 0
-        changed += [[*host[:first], *without_launch_overhead(host)[first:]], *lanes]
+        changed += [change(host, lanes), *lanes]
     return None if changed == list(programs.programs) else changed
+
+
+def launch_at_once(host: Program, lanes: Programs) -> list[Move]:
+    """It launches in no time, from the first step's first kernel on: of a slice, what ran before that is missing."""
+    begins = lanes[-1][0]  # the wait for the first step's first kernel
+    assert isinstance(begins, Wait)
+    assert isinstance(begins.key, EventKey)
+    launched = Note(begins.key._replace(word="launched"))
+    first = host.index(launched) if launched in host else 0
+    return [*host[:first], *without_launch_overhead(host)[first:]]
+
+
+def without_device_waits(host: Program, _lanes: Programs) -> list[Move]:
+    """It waits for the device no more, but for its queue to have room: for an event to begin."""
+    return [
+        move
+        for move in host
+        if not isinstance(move, Wait) or (isinstance(move.key, EventKey) and move.key.word == "begun")
+    ]
 
 
 def change_lanes(programs: DevicePrograms, change: Callable[[Programs], Programs]) -> Programs | None:

@@ -74,8 +74,8 @@ def _kernels(trace: Trace, device: _Device, factors: Mapping[str, float]) -> Ite
     for place, event in enumerate(device_events(trace)):
         if works[event.row] is WorkKind.COMPUTE and names[event.row] in factors:
             factor = factors[names[event.row]]
-            took = device.at_ns("done", place) - device.at_ns("begun", place)
-            beside = device.beside_ns(place)
+            begun, done = device.at_ns("begun", place), device.at_ns("done", place)
+            took, beside = done - begun, total(clip(device.busy, begun, done))
             yield place, _Kernel(factor=factor, took_ns=took, alone_ns=took - beside + beside / factor)
 
 
@@ -103,10 +103,6 @@ class _Device:
         """When an event had `begun`, or was `done`."""
         program, number = self._notes[word, place]
         return self._over_ns[program][number]
-
-    def beside_ns(self, place: int) -> int:
-        """How long an event ran beside communication."""
-        return total(clip(self.busy, self.at_ns("begun", place), self.at_ns("done", place)))
 
 
 def _times_beside(device: _Device, kernels: Mapping[int, _Kernel]) -> dict[int, int]:

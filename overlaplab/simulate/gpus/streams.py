@@ -13,8 +13,10 @@ from itertools import accumulate, chain, pairwise
 from statistics import median_low
 from typing import NamedTuple, TypeAlias
 
+import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
+from numpy.typing import NDArray
 
 from overlaplab.events import Run, Trace, launchers, once_per_run, rule_of, step_windows
 from overlaplab.evidence.clocks import corrections
@@ -26,7 +28,7 @@ from overlaplab.evidence.sending import sendings
 from overlaplab.evidence.waits import arrivals
 from overlaplab.intervals import length_before
 from overlaplab.simulate.gpus.edit import AddedLaunch, EventKey, Moved, RankEdit
-from overlaplab.simulate.player import End, Launch, Mark, Move, Note, Program, Wait, Work, find_launches
+from overlaplab.simulate.player import End, Launch, Mark, Move, Note, Played, Program, Wait, Work, find_launches
 from overlaplab.vocabulary import Rule
 
 
@@ -44,6 +46,10 @@ class DevicePrograms(Struct, frozen=True, kw_only=True):
         """The programs of each rank, its host's first."""
         edges = [0, *(place + 1 for place in self.steps)]
         return [list(self.programs[begin:end]) for begin, end in pairwise(edges)]
+
+    def spans_ns(self, played: Played) -> NDArray[np.int64]:
+        """How long each step of each rank took in a play of these, of shape (ranks, steps)."""
+        return np.array([played.spans_ns(place) for place in self.steps], dtype=np.int64)
 
 
 @once_per_run
@@ -115,12 +121,9 @@ def played_together(run: Run) -> tuple[Mapping[int, Launch], ...]:
 
 
 def _collectives_of_one_event(trace: Trace, together: Mapping[int, Launch]) -> dict[int, Launch]:
-    row_of = recorded_of_events(trace)
-    places: dict[int, list[int]] = {}
-    for place, event in enumerate(device_events(trace)):
-        places.setdefault(int(row_of[event.row]), []).append(place)
-    of_one = ((row, of_row[0]) for row, of_row in places.items() if len(of_row) == 1)
-    return {place: together[row] for row, place in of_one if row in together}
+    rows = recorded_of_events(trace)[[event.row for event in device_events(trace)]].tolist()
+    events = Counter(rows)
+    return {place: together[row] for place, row in enumerate(rows) if events[row] == 1 and row in together}
 
 
 class _HostPoint(NamedTuple):

@@ -26,8 +26,7 @@ def play_pipeline(shapes: Sequence[Shape]) -> Played:
 
 def step_ns(shapes: Sequence[Shape]) -> int:
     """The mean step of all ranks, of a pipeline that is full: a play of the first step before them fills it."""
-    played = play_pipeline((shapes[0], *shapes))
-    return round(fmean(span for rank in range(len(played.ends_ns)) for span in played.spans_ns(rank)[1:]))
+    return round(float(play_pipeline((shapes[0], *shapes)).all_spans_ns()[:, 1:].mean()))
 
 
 def pipeline_moves(shapes: Sequence[Shape], rank: int, begins_ns: int = 0, ranks: tuple[int, ...] = ()) -> Program:

@@ -59,8 +59,8 @@ class Answer(Struct, frozen=True, kw_only=True):
         return round(self.mean_ns)
 
 
-def interval(run: Run, played: Answer, caps: pd.DataFrame | None = None) -> Interval:
-    """Around the mean step, as `predict` tells it; `caps` has rows of `recorded_caps`, if any."""
+def interval(run: Run, played: Answer | SettingPrediction, caps: pd.DataFrame | None = None) -> Interval:
+    """Around the mean step; `caps` has rows of `recorded_caps`, if any."""
     return prediction_interval(run, played.mean_ns, played.replayed_ns, caps, played.extrapolated, played.transfers_ns)
 
 
@@ -96,7 +96,7 @@ class SettingPrediction(Struct, frozen=True, kw_only=True):
         return steps
 
     @property
-    def times_as_far(self) -> dict[str, float]:
+    def extrapolated(self) -> dict[str, float]:
         """What of the setting lies far outside of the recording: see `extrapolations`."""
         return extrapolations(self.manifest, self.setting, *map(chain.from_iterable, self.programs))
 
@@ -108,7 +108,7 @@ class SettingPrediction(Struct, frozen=True, kw_only=True):
             mean_ns=self.mean_ns,
             replayed_ns=self.replayed_ns,
             transfers_ns=self.transfers_ns,
-            extrapolated=self.times_as_far,
+            extrapolated=self.extrapolated,
             median_span_ns=span_ns,
             lanes=self.lanes(rank, step),
         )

@@ -78,7 +78,7 @@ def predict_device(run: Run, setting: Setting) -> DevicePrediction:
     after = play_or_refuse(run, changed.programs)
     if (beside := with_slowdowns(run, changed)) is not changed:
         changed, after = beside, play_or_refuse(run, beside.programs)
-    predicted_ns = _spans(changed, after)
+    predicted_ns = changed.spans_ns(after)
     return DevicePrediction(
         run=run,
         manifest=device_manifest(run),
@@ -98,7 +98,7 @@ def predict_device(run: Run, setting: Setting) -> DevicePrediction:
 def _recorded_steps(run: Run) -> NDArray[np.int64]:
     """How long all steps take as the recorded programs give them."""
     programs = require_device(run)
-    return _spans(programs, play_or_refuse(run, programs.programs))
+    return programs.spans_ns(play_or_refuse(run, programs.programs))
 
 
 def device_manifest(run: Run) -> Manifest:
@@ -188,10 +188,6 @@ def _recut(run: Run, setting: Setting, *, fitted: bool) -> DeviceEdits:
     return recut(run, [int(first * MIB), int(cap * MIB)], fitted=fitted)
 
 
-def _spans(programs: DevicePrograms, played: Played) -> NDArray[np.int64]:
-    return np.array([played.spans_ns(place) for place in programs.steps], dtype=np.int64)
-
-
 def _doubt_ns(run: Run, programs: DevicePrograms, spans_ns: NDArray[np.int64], doubt_ns: Mapping[Hashable, int]) -> int:
     """How much the mean step changes when all T that are in doubt are off in the same direction."""
     if not any(doubt_ns.values()):
@@ -203,7 +199,7 @@ def _doubt_ns(run: Run, programs: DevicePrograms, spans_ns: NDArray[np.int64], d
             return replace(launch, transfer_ns=max(launch.transfer_ns + sign * doubt_ns.get(launch.key, 0), 0))
 
         other = replace(programs, programs=tuple(change_launches(program, shift) for program in programs.programs))
-        means.append(mean_step_ns(run, _spans(other, play_or_refuse(run, other.programs))))
+        means.append(mean_step_ns(run, other.spans_ns(play_or_refuse(run, other.programs))))
     return round(max(abs(mean - means[0]) for mean in means))
 
 

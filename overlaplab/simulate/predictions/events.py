@@ -17,20 +17,21 @@ from overlaplab.dtypes import DTYPE_BYTES
 from overlaplab.manifest import Manifest
 from overlaplab.simulate.player import End, Launch, Mark, Played, Program, Wait, Work
 from overlaplab.simulate.predictions.by_hand import HopEvents
-from overlaplab.simulate.predictions.move_labels import (
-    NAME_FIELDS,
-    ordered_fields,
-    sent_dtype,
-    silent_waits,
-    unit_label_fields,
-    unit_name,
-)
 from overlaplab.simulate.predictions.trace_event import COMPUTES, INSTANT_NS, LANES, LINK, Event
 from overlaplab.vocabulary import DONE_WORDS, LAUNCH_WORDS, PREDICTED, STAGE_WORDS, WAIT_WORDS, label_text
 
 _PASSES = ("backward", "forward", "optimizer", *STAGE_WORDS)
 _MAX_PART_NS = 1_000_000
 """Work with idle time is split into operators of at most 1 ms."""
+_NAME_FIELDS = {
+    "bucket": ("bucket",),
+    "parameters": ("bucket",),
+    "gather": ("unit", "microbatch", "phase"),
+    "scatter": ("unit", "microbatch"),
+    "replicas": ("unit", "microbatch"),
+    "activations": ("module", "microbatch", "phase"),
+}
+"""What the name of a launch of this role consists of."""
 
 
 def played_events(
@@ -42,7 +43,7 @@ def played_events(
     takes a collective up so long after it could, which is not in T.
     """
     groups = _groups(programs)
-    dtype, link = sent_dtype(manifest, "bucket"), manifest.emulated_link
+    dtype, link = _sent_dtype(manifest, "bucket"), manifest.emulated_link
     by_hand = [HopEvents(rank, len(programs), dtype, DTYPE_BYTES.get(dtype, 1), link) for rank in range(len(programs))]
     return [
         sorted(
@@ -105,7 +106,7 @@ class _RankEvents(Struct):
 
     def events(self) -> Iterator[Event]:
         """All of them, which `played_events` sorts."""
-        silent = silent_waits(self.program)
+        silent = _silent_waits(self.program)
         step, begun, now = -1, 0, 0
         for place, (move, over) in enumerate(zip(self.program, self.over_ns, strict=True)):
             if not isinstance(move, Wait):
@@ -144,13 +145,13 @@ class _RankEvents(Struct):
                 self.arrived |= {mark.name: now} if mark.word == "gradient" else {}
                 yield _instant(now, label_text("gradient_ready", parameter=quote(mark.name)))
             case "use" | "last_use":
-                unit = unit_name(mark.name)
+                unit = _unit_name(mark.name)
                 self.unit = unit if mark.word == "use" else ""
                 self.used.pop(unit, None)
                 if mark.word == "last_use" and unit in self.gathered:
                     self.used[unit] = now, mark.name
                 word = "first_use" if mark.word == "use" else mark.word
-                yield _instant(now, label_text(word, **unit_label_fields(mark.name)))
+                yield _instant(now, label_text(word, **_unit_label_fields(mark.name)))
             case "forward" | "optimizer" | "update":
                 self.open[mark.word] = now, mark.name
             case word if word in STAGE_WORDS:  # after what was launched at the same moment
@@ -186,7 +187,7 @@ class _RankEvents(Struct):
         self.flying[launch.role, launch.what] += 1
         arrived = [self.arrived.pop(name) for name in launch.parameters if name in self.arrived]
         if launch.role == "gather" and launch.what is not None:
-            unit = unit_name(launch.what)
+            unit = _unit_name(launch.what)
             self.gathered[unit] = launch.bytes
             yield from [self.free(unit)] if unit in self.used else ()
         if launch.role and self.flying[launch.role, launch.what] == 1:  # else a further message of the bucket
@@ -204,15 +205,15 @@ class _RankEvents(Struct):
     def free(self, unit: str) -> Event:
         """The label of a unit that is freed with its last use: it is gathered before it is used again."""
         at_ns, name = self.used.pop(unit)
-        return _instant(at_ns, label_text("free", **unit_label_fields(name), bytes=self.gathered[unit]))
+        return _instant(at_ns, label_text("free", **_unit_label_fields(name), bytes=self.gathered[unit]))
 
     def fields(self, launch: Launch) -> dict[str, str]:
         """Its bucket or unit; FSDP2 says of a unit neither microbatch nor phase: those of the pass."""
         backward, forward = self.open.get("backward"), self.open.get("forward")
         here = ((backward or forward or (0, "0"))[1], "backward" if backward else "forward")
         names = (launch.what or "").split(" ")
-        keys = NAME_FIELDS.get(launch.role, ())
-        return ordered_fields(dict(zip(keys, (*names, *here[len(names) - 1 :]), strict=False)))
+        keys = _NAME_FIELDS.get(launch.role, ())
+        return _ordered_fields(dict(zip(keys, (*names, *here[len(names) - 1 :]), strict=False)))
 
     def waits(self, *, labelled: bool) -> Iterator[Event]:
         """The ranges in which it waited, and what it then knew to be done."""
@@ -241,7 +242,7 @@ class _RankEvents(Struct):
                 yield from self.by_hand.events(launch, self.carried[key])
                 continue
             end = self.carried[key][1]
-            dtype = sent_dtype(self.manifest, launch.role if launch.lane is None else "activations")
+            dtype = _sent_dtype(self.manifest, launch.role if launch.lane is None else "activations")
             fields: dict[str, str | int] = {"seq": number, "kind": launch.kind, "dtype": dtype, "bytes": launch.bytes}
             fields["group"] = self.groups[key]
             fields |= {"link": quote(str(link)), "modelled_ns": launch.transfer_ns} if link else {}
@@ -264,3 +265,46 @@ def _operators(work: Work) -> Iterator[tuple[int, int]]:
 
 def _instant(at_ns: int, text: str) -> Event:
     return Event(COMPUTES, text, at_ns, at_ns + INSTANT_NS)
+
+
+def _unit_label_fields(name: str) -> dict[str, str]:
+    """The fields of a label, from the name of a unit's move."""
+    return _ordered_fields(dict(zip(_NAME_FIELDS["gather"], name.split(" "), strict=True)))
+
+
+def _ordered_fields(fields: dict[str, str]) -> dict[str, str]:
+    """The fields in the grammar's order, which is not that of names."""
+    return {key: fields[key] for key in ("bucket", "unit", "module", "phase", "microbatch") if key in fields}
+
+
+def _sent_dtype(manifest: Manifest, role: str) -> str:
+    """The type in which gradients, parameters, activations, or flags are sent."""
+    if not role:
+        return "int32"
+    computes = manifest.param_dtype or (manifest.model.dtype if manifest.model else None) or "float32"
+    if role in ("gather", "parameters", "activations"):
+        return computes
+    return manifest.reduce_dtype or ("float32" if manifest.main_grad else computes)
+
+
+def _unit_name(name: str) -> str:
+    """The unit in the name of a move."""
+    return name.split(" ")[0]
+
+
+def _silent_waits(program: Program) -> set[int]:
+    """The places of waits within a backward pass after its last gradient, as DDP's, which no label shows."""
+    silent: set[int] = set()
+    since: set[int] = set()
+    inside = False
+    for place, move in enumerate(program):
+        if isinstance(move, Mark) and move.word in ("backward", "gradient", "kept_gradient"):
+            inside = True
+            since.clear()
+        elif isinstance(move, Mark) and move.word in ("backward_end", "kept_end"):
+            silent |= since
+            inside = False
+            since.clear()
+        elif isinstance(move, Wait) and inside:
+            since.add(place)
+    return silent

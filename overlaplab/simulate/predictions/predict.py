@@ -20,9 +20,10 @@ from overlaplab.load.run_folder import load_manifest
 from overlaplab.manifest import Manifest
 from overlaplab.simulate.fill_buckets import CAP_MB
 from overlaplab.simulate.player import Launch, Program
+from overlaplab.simulate.predictions.answer import interval
 from overlaplab.simulate.predictions.cpu_answers import RankPrediction, predict_ranks
 from overlaplab.simulate.predictions.device import DevicePrediction, device_manifest, predict_device
-from overlaplab.simulate.predictions.error import Interval, prediction_interval, recorded_caps
+from overlaplab.simulate.predictions.error import Interval, recorded_caps
 from overlaplab.simulate.predictions.events import played_events
 from overlaplab.simulate.predictions.trace_event import Event
 from overlaplab.simulate.programs.options import strategy_options
@@ -61,14 +62,13 @@ def predict(run: Run, setting: Setting, caps: pd.DataFrame | None = None) -> Pre
     """Play the run under the setting; `caps`: those of `caps_beside` where not given. Raises `OverlaplabError`."""
     played = predict_device(run, setting) if is_on_gpus(run) else predict_ranks(run, setting)
     fields, ranks = _gpu_recording(played) if isinstance(played, DevicePrediction) else _cpu_recording(played)
-    caps, mean_ns, far = caps_beside(run) if caps is None else caps, played.mean_ns, played.times_as_far
-    sure = prediction_interval(run, mean_ns, played.replayed_ns, caps, far, played.transfers_ns)
+    mean_ns, sure = played.mean_ns, interval(run, played, caps_beside(run) if caps is None else caps)
     prediction = {
         "from": run.path,
         "changes": changes(setting),
         "interval_ns": [round(mean_ns) - sure.half_ns, round(mean_ns) + sure.half_ns],
         "parts": asdict(sure),
-        "extrapolated": far,
+        "extrapolated": played.extrapolated,
     }
     return Prediction(
         manifest=fields | {"predicted": prediction},
@@ -76,7 +76,7 @@ def predict(run: Run, setting: Setting, caps: pd.DataFrame | None = None) -> Pre
         step_ns=round(mean_ns),
         recorded_step_ns=round(mean_step_ns(run, recorded_spans_ns(run))),
         interval=sure,
-        extrapolated=far,
+        extrapolated=played.extrapolated,
     )
 
 

@@ -1,4 +1,6 @@
-"""What a step would take with another setting, of any run that can be played: the tables of the page What if."""
+"""What a step would take with another setting, of any run that can be played: the tables of the page What if, and the
+mean step of a plan.
+"""
 
 from __future__ import annotations
 
@@ -7,19 +9,27 @@ from functools import partial
 from typing import Any, Literal
 
 import pandas as pd
+from msgspec import Struct
 from msgspec.structs import replace
 
+from overlaplab.costs.batch import Batch
 from overlaplab.costs.memory import formula
 from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run, is_on_gpus
 from overlaplab.manifest import Manifest, strategy_traits
+from overlaplab.simulate.play_errors import refusal
 from overlaplab.simulate.predictions import cpu_answers
-from overlaplab.simulate.predictions.answer import Answer, Question, median_step
-from overlaplab.simulate.predictions.device import require_device
+from overlaplab.simulate.predictions.answer import Answer, Question, interval, median_step
+from overlaplab.simulate.predictions.device import device_manifest, require_device
 from overlaplab.simulate.predictions.device_answers import device_answer
+from overlaplab.simulate.predictions.error import Interval
+from overlaplab.simulate.predictions.predict import caps_beside
 from overlaplab.simulate.programs.setting import Setting
 from overlaplab.simulate.undisturbed import recorded_spans_ns
 from overlaplab.traits import TRAITS
+
+_MAX_RANKS = 100_000
+"""More do not fit into memory at once."""
 
 
 def why_not(run: Run) -> str | None:
@@ -100,3 +110,34 @@ def held_bytes(manifest: Manifest | None, strategy: str | None, ranks: int) -> i
     parts = ("parameters", "gradients", "optimizer")
     sizes = [formula(replace(manifest, world_size=ranks, mesh=None), traits, part)[0] for part in parts]
     return None if None in sizes else sum(size for size in sizes if size is not None)
+
+
+class PlannedStep(Struct, frozen=True, kw_only=True):
+    run: Run
+    """The recording."""
+    step_ns: int
+    """The mean over all ranks' steps that nothing disturbed."""
+    interval: Interval
+    extrapolated: dict[str, float]
+    """See `error.extrapolations`."""
+
+
+def planned_step(run: Run, batch: Batch, recorded: pd.DataFrame | None = None) -> PlannedStep:
+    """The step on the batch's ranks with its accumulation. Raises `OverlaplabError` where the run cannot tell.
+
+    `recorded`: rows of `recorded_caps`; those of the recordings beside the run where not given.
+    """
+    if batch.ranks > _MAX_RANKS:
+        raise refusal(run, f"no more than {_MAX_RANKS:,} ranks are predicted")
+    recorded_accumulate = (run.manifest.accumulate if run.manifest else None) or 1
+    setting = Setting(
+        ranks=None if batch.ranks == device_manifest(run).world_size else batch.ranks,
+        accumulate=None if batch.accumulate == recorded_accumulate else batch.accumulate,
+    )
+    played = answer(run, Question(setting=setting))
+    return PlannedStep(
+        run=run,
+        step_ns=played.step_ns,
+        interval=interval(run, played, caps_beside(run) if recorded is None else recorded),
+        extrapolated=played.extrapolated,
+    )

@@ -21,15 +21,14 @@ from overlaplab.simulate.fill_buckets import MIB
 from overlaplab.simulate.further import with_further
 from overlaplab.simulate.play_errors import refusal
 from overlaplab.simulate.player import Mark, Program, StuckError, find_launches, split_steps
+from overlaplab.simulate.programs import bucketed
 from overlaplab.simulate.programs.buckets import find_recutting, recuttings
 from overlaplab.simulate.programs.edits import apply_edits
 from overlaplab.simulate.programs.model import RecordedModel
 from overlaplab.simulate.programs.models import find_models
 from overlaplab.simulate.programs.options import Options, require_one_kind_of_caps, strategy_options
-from overlaplab.simulate.programs.partitioned import Zero1, Zero2
 from overlaplab.simulate.programs.pipelined import is_pipelined, pipeline_programs
 from overlaplab.simulate.programs.profile import Profile, StepProfile, median_rank, work_profile
-from overlaplab.simulate.programs.replicated import Bucketed, Buckets, Naive, ParameterServer, PerParam, Ring, Tree
 from overlaplab.simulate.programs.setting import Setting
 from overlaplab.simulate.programs.strategy import Strategy
 from overlaplab.simulate.programs.times import retime_program, transfer_times
@@ -42,15 +41,15 @@ from overlaplab.words import known_names
 Programs: TypeAlias = tuple[Program, ...]
 """One of each rank."""
 _STRATEGIES: dict[str, type[Strategy]] = {
-    "naive": Naive,
-    "per-param": PerParam,
-    "bucketed": Bucketed,
-    "ring": Ring,
-    "tree": Tree,
-    "parameter-server": ParameterServer,
-    "torch-ddp": Buckets,
-    "zero1": Zero1,
-    "zero2": Zero2,
+    "naive": bucketed.Naive,
+    "per-param": bucketed.PerParam,
+    "bucketed": bucketed.Bucketed,
+    "ring": bucketed.Ring,
+    "tree": bucketed.Tree,
+    "parameter-server": bucketed.ParameterServer,
+    "torch-ddp": bucketed.Buckets,
+    "zero1": bucketed.Zero1,
+    "zero2": bucketed.Zero2,
     "zero3": Zero3,
     "torch-fsdp2": TorchFSDP2,
 }

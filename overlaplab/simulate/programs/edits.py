@@ -17,7 +17,6 @@ from overlaplab.simulate.edits.hosts import (
     balance_rank,
     even_out_work,
     host_works,
-    without_device_waits,
     without_host_work,
     without_pauses,
 )
@@ -205,11 +204,11 @@ EDITS = {
     ),
     "no-launch-overhead": Edit(
         remedy="launch_overhead",
-        on_devices=lambda _run, programs, _value: devices.launch_at_once(programs),
+        on_devices=lambda _run, programs, _value: devices.change_hosts(programs, devices.launch_at_once),
     ),
     "no-device-waits": Edit(
         remedy="device_waits",
-        on_devices=lambda _run, programs, _value: devices.change_hosts(programs, without_device_waits),
+        on_devices=lambda _run, programs, _value: devices.change_hosts(programs, devices.without_device_waits),
         nothing="the host does not wait for its device",
     ),
     "last-pass": Edit(

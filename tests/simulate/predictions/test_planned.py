@@ -10,8 +10,8 @@ from made.traces import run_of
 
 from overlaplab.costs.batch import Batch
 from overlaplab.errors import OverlaplabError
-from overlaplab.simulate.predictions.planned import planned_step
 from overlaplab.simulate.predictions.predict import predict
+from overlaplab.simulate.predictions.what_if import planned_step
 from overlaplab.simulate.programs.setting import Setting
 
 
