@@ -20,7 +20,7 @@ from overlaplab.evidence.executions import executions
 from overlaplab.evidence.selection import rows_by_rank, selected_traces, selected_windows
 from overlaplab.manifest import Link, strategy_traits
 from overlaplab.selection import EVERYTHING, Selection
-from overlaplab.simulate.buckets.cutting import best_cutting, transfer_table
+from overlaplab.simulate.buckets.cutting import best_cutting
 from overlaplab.simulate.buckets.search import bucket_search
 from overlaplab.simulate.issued import Issued, issued_by_step, progress
 from overlaplab.simulate.player import End, Launch, Mark, Move, Played, Program, Wait, Work, play
@@ -156,7 +156,7 @@ def _best_of_trace(run: Run, trace: Trace, steps: Sequence[Window]) -> Iterator[
             """The recorded time at which so much was computed."""
             return round(float(np.interp(done, done_ns, at_ns))) + max(done - int(done_ns[-1]), 0)
 
-        counts = best_cutting(gradients.ready_ns, transfer_table(gradients.bytes, gradients.takes))[1]
+        counts = best_cutting(gradients.ready_ns, gradients.bytes, gradients.takes)[1]
         for index, (first, last) in enumerate(pairwise(accumulate(counts, initial=0))):
             size, ready_ns = sum(gradients.bytes[first:last]), max(gradients.ready_ns[:last])
             start_ns = max(ready_ns, free_ns)
@@ -222,7 +222,7 @@ def _any_cap_ns(issued: Issued, done_by: Callable[[int], int], computed_ns: int,
     gradients = _sendable_in_step(issued, done_by, times.least_by_size)
     if gradients is None:
         return None
-    end_ns = best_cutting(gradients.ready_ns, transfer_table(gradients.bytes, gradients.takes))[0]
+    end_ns = best_cutting(gradients.ready_ns, gradients.bytes, gradients.takes)[0]
     return max(end_ns - gradients.ready_ns[-1], 0) + computed_ns
 
 

@@ -26,7 +26,7 @@ from overlaplab.simulate.advice.tried import (
     scattered_caps,
 )
 from overlaplab.simulate.bound import sendable_gradients
-from overlaplab.simulate.buckets.cutting import best_cutting, last_end, transfer_table
+from overlaplab.simulate.buckets.cutting import best_cutting, last_end
 from overlaplab.simulate.buckets.search import BucketSearch, BucketsPlayed, Candidate, bucket_search
 from overlaplab.simulate.fill_buckets import cap_ranges, closing_caps
 from overlaplab.simulate.transfers import times_beyond
@@ -164,7 +164,7 @@ def _rows_by_bound(run: Run) -> Iterator[dict[str, Any]]:
     tied = [row for row in rows if row["gain_ns"] >= largest_ns - TIE * span_ns]
     best = min(tied, key=lambda row: (row["buckets"], len(f"{row['bucket_cap_mb']:g}")), default=None)
     yield from (row | {"best": row is best, "step_ns": span_ns - row["gain_ns"]} for row in rows)
-    end_ns, counts = best_cutting(gradients.ready_ns, transfer_table(gradients.bytes, gradients.takes))
+    end_ns, counts = best_cutting(gradients.ready_ns, gradients.bytes, gradients.takes)
     ends = np.cumsum(counts).tolist()
     cut = [gradients.bytes[end - count : end] for end, count in zip(ends, counts, strict=True)]
     row = _row_by_bound("buckets", tuple(map(sum, cut)), exposed_ns, end_ns - gradients.ready_ns[-1])

@@ -10,35 +10,42 @@ Li, INFOCOM 2019) asks the same question of layers.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import cache
 
 import numpy as np
 import numpy.typing as npt
 
 
-def best_cutting(ready_ns: Sequence[int], took_ns: npt.NDArray[np.int64]) -> tuple[int, tuple[int, ...]]:
+def best_cutting(
+    ready_ns: Sequence[int], num_bytes: Sequence[int], transfer_ns: Callable[[int], int]
+) -> tuple[int, tuple[int, ...]]:
     """When the last bucket ends at the earliest, in ns, and how many gradients each of its buckets holds.
 
-    Takes the gradients in their order of arrival: when each is ready, and `transfer_table`. Of cuttings that end
-    equally early it chooses one with few buckets. `(0, ())` without gradients.
+    Takes the gradients in their order of arrival: when each is ready, its bytes, and T of so many bytes. Of cuttings
+    that end equally early it chooses one with few buckets. `(0, ())` without gradients.
     """
-    ends, counts, cut = ([0] * (len(ready_ns) + 1) for _ in range(3))
+    sums = np.concatenate(([0], np.cumsum(np.asarray(num_bytes, np.int64))))
+    times: dict[int, int] = {}
+
+    def times_ns(sizes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        return np.array([times.get(size) or times.setdefault(size, transfer_ns(size)) for size in sizes.tolist()])
+
+    ends, counts, cut = ([0] * (len(num_bytes) + 1) for _ in range(3))
     ready = 0
-    for last in range(1, len(ready_ns) + 1):
+    for last in range(1, len(num_bytes) + 1):
         ready = max(ready, ready_ns[last - 1])
-        ended = np.maximum(np.array(ends[:last]), ready) + took_ns[:last, last]
+        ended = np.maximum(np.array(ends[:last]), ready) + times_ns(sums[last] - sums[:last])
         best = np.lexsort((counts[:last], ended))[0]
         ends[last], counts[last], cut[last] = int(ended[best]), counts[best] + 1, int(best)
-    return ends[-1], _counts([np.array(cut)] * counts[-1], len(ready_ns))
+    return ends[-1], _counts([np.array(cut)] * counts[-1], len(num_bytes))
 
 
 def transfer_table(num_bytes: Sequence[int], transfer_ns: Callable[[int], int]) -> npt.NDArray[np.int64]:
     """T in ns of the gradients from `first` up to `last` in one bucket, at `[first, last]`; elsewhere very long."""
     number = len(num_bytes)
     sums = np.concatenate(([0], np.cumsum(np.asarray(num_bytes, np.int64))))
-    times_ns, takes = np.full((number + 1, number + 1), np.iinfo(np.int64).max // 4), cache(transfer_ns)
+    times_ns = np.full((number + 1, number + 1), np.iinfo(np.int64).max // 4)
     for last in range(1, number + 1):
-        times_ns[:last, last] = [takes(size) for size in (sums[last] - sums[:last]).tolist()]
+        times_ns[:last, last] = [transfer_ns(int(size)) for size in sums[last] - sums[:last]]
     return times_ns
 
 
@@ -75,7 +82,7 @@ def _counts(borders: Sequence[npt.NDArray[np.int64]], last: int) -> tuple[int, .
 def last_end(
     ready_ns: Sequence[int], num_bytes: Sequence[int], counts: Sequence[int], transfer_ns: Callable[[int], int]
 ) -> int:
-    """When the last of these buckets ends, which hold so many gradients each; arguments as of `transfer_table`."""
+    """When the last of these buckets ends, which hold so many gradients each; arguments as of `best_cutting`."""
     first = free_ns = 0
     for count in counts:
         ready = max(ready_ns[: first + count])

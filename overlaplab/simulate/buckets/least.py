@@ -132,16 +132,17 @@ def _earliest_ns(cut: Recutting, least_took_ns: Times, ready_ns: Times, ended_ns
     """When each rank goes on at the earliest after a backward pass: the least over all numbers of buckets."""
     begun = int(ready_ns.min())
     ready, ended = ready_ns - begun, ended_ns - begun
+    sent = [cut.sent[name] for name in cut.order]
     if not cut.host_ns:
-        return np.asarray(begun + _resume_ns(ended, 0, best_cutting(ready.tolist(), least_took_ns)[0], cut))
+        return np.asarray(begun + _resume_ns(ended, 0, best_cutting(ready.tolist(), sent, cut.takes_least)[0], cut))
     earliest: Times = np.full(len(ended), np.iinfo(np.int64).max)
     number = 0
     for number, (end_ns, _) in enumerate(launch_cuttings(cut, ready, least_took_ns), start=1):
         earliest = np.minimum(earliest, _resume_ns(ended, number, end_ns, cut))
         if (ended + 2 * (number + 1) * cut.host_ns >= earliest).all():
             return np.asarray(begun + earliest)
-    if number < len(ready):  # more buckets than `best_cuttings` tries: at least one launch more
-        end_ns = best_cutting(ready.tolist(), least_took_ns)[0]
+    if number < len(sent):  # more buckets than `best_cuttings` tries: at least one launch more
+        end_ns = best_cutting(ready.tolist(), sent, cut.takes_least)[0]
         earliest = np.minimum(earliest, _resume_ns(ended, number + 1, end_ns, cut))
     return np.asarray(begun + earliest)
 

@@ -28,7 +28,7 @@ def slow(num_bytes: int) -> int:
     ],
 )
 def test_by_hand(ready: list[int], sizes: list[int], end: int, held: tuple[int, ...]) -> None:
-    assert best_cutting(ready, transfer_table(sizes, slow)) == (end, held)
+    assert best_cutting(ready, sizes, slow) == (end, held)
 
 
 def played(held: tuple[int, ...], ready: list[int], sizes: list[int]) -> int:
@@ -42,7 +42,7 @@ def played(held: tuple[int, ...], ready: list[int], sizes: list[int]) -> int:
 @given(st.lists(st.tuples(st.integers(0, 60), st.integers(0, 30)), min_size=1, max_size=9))
 def test_against_all_cuttings(gradients: list[tuple[int, int]]) -> None:
     ready, sizes = [at for at, _ in gradients], [size for _, size in gradients]
-    end, held = best_cutting(ready, transfer_table(sizes, slow))
+    end, held = best_cutting(ready, sizes, slow)
     assert sum(held) == len(sizes)
     assert end == played(held, ready, sizes) == min(played(cut, ready, sizes) for cut in cuttings(len(sizes)))
 
