@@ -18,7 +18,7 @@ from overlaplab.evidence.group_pairing import ROOTED
 from overlaplab.evidence.recorded import UNKNOWN_NS
 from overlaplab.evidence.selection import selected_traces, selected_windows
 from overlaplab.evidence.waits import numbered_arrivals
-from overlaplab.intervals import lengths_within, subtract
+from overlaplab.intervals import lengths_within
 from overlaplab.selection import EVERYTHING, Selection
 from overlaplab.vocabulary import Rule
 
@@ -113,9 +113,8 @@ def _add_places(table: Fields, run: Run) -> pd.api.extensions.ExtensionArray:
         busy = activity(trace)
         if busy.rule is Rule.UNRECORDED:
             continue
-        exposed = subtract(busy.communication, busy.compute)
         bounds = starts[is_known] + offset, ends[is_known] + offset
-        table["exposed_ns"][rows[is_known]] = lengths_within(exposed, *bounds)
+        table["exposed_ns"][rows[is_known]] = lengths_within(busy.exposed, *bounds)
     return pd.array(steps, dtype="Int64")
 
 

@@ -38,8 +38,8 @@ from overlaplab.evidence.moments import (
     split_after,
 )
 from overlaplab.evidence.pipelines import IdleBySchedule, idle_by_schedule
-from overlaplab.evidence.selection import selected_traces, selected_windows
-from overlaplab.intervals import Intervals, lengths_within, subtract, union
+from overlaplab.evidence.selection import measured_traces, selected_windows
+from overlaplab.intervals import Intervals, lengths_within, union
 from overlaplab.selection import EVERYTHING, Selection
 from overlaplab.vocabulary import Rule
 
@@ -154,13 +154,11 @@ def _attribute(run: Run, selection: Selection) -> _Attribution:
     parts: list[tuple[Cause, Moments]] = []
     steps: list[tuple[int | None, int | None, int]] = []
     labels: dict[str, list[Any]] = {name: [] for name in _LABELS}
-    for trace in selected_traces(run, selection):
-        if activity(trace).rule is Rule.UNRECORDED:
-            continue
-        windows = selected_windows(trace, selection)
-        facts = collective_facts(run)[run.traces.index(trace)]
-        before = len(labels["index"])
-        for cause, part in _trace_causes(trace, facts, windows, _idle_by_schedule(run, trace, windows)):
+    for trace in measured_traces(run, selection):
+        windows, place = selected_windows(trace, selection), run.traces.index(trace)
+        facts, before = collective_facts(run)[place], len(labels["index"])
+        idle = [idle_by_schedule(run).get((place, window.step)) for window in windows]
+        for cause, part in _trace_causes(trace, facts, windows, idle):
             if len(part.row):
                 row = np.where(part.row >= 0, part.row + before, -1)
                 parts.append((cause, replace(part, row=row, step=part.step + len(steps))))
@@ -170,21 +168,18 @@ def _attribute(run: Run, selection: Selection) -> _Attribution:
     return _Attribution(steps, labels, parts)
 
 
-def _idle_by_schedule(run: Run, trace: Trace, windows: Sequence[Window]) -> list[IdleBySchedule | None]:
-    """For each window how long the rank must be idle in it; None where that is unknown, and without a pipeline."""
-    place, idle = run.traces.index(trace), idle_by_schedule(run)
-    return [idle.get((place, window.step)) for window in windows]
-
-
 def _trace_causes(
     trace: Trace, facts: Facts, windows: Sequence[Window], idle: Sequence[IdleBySchedule | None]
 ) -> Iterator[tuple[Cause, Moments]]:
-    """One rank's exposed moments by cause; all steps at once, as each has few."""
-    compute, communication = activity(trace).compute, activity(trace).communication
+    """One rank's exposed moments by cause; all steps at once, as each has few.
+
+    `idle`: for each window how long the rank must be idle in it; None where that is unknown, and without a pipeline.
+    """
+    busy = activity(trace)
     moving = union(facts["moves_ns"][facts["matched"]], facts["end_ns"][facts["matched"]])
     bounds = window_bounds(windows)
-    excess = np.maximum(lengths_within(moving, *bounds) - lengths_within(compute, *bounds), 0)
-    moments = attribute_moments(facts, subtract(communication, compute), compute, *bounds)
+    excess = np.maximum(lengths_within(moving, *bounds) - lengths_within(busy.compute, *bounds), 0)
+    moments = attribute_moments(facts, busy.exposed, busy.compute, *bounds)
     if (waits := exposed_waits(trace)) is not None:
         moments, needless = moments.split_by(waits.not_blocking)
         yield Cause.GAP, needless.select(needless.row >= 0)
@@ -194,7 +189,7 @@ def _trace_causes(
     yield from _pipeline_causes(moments.select(scheduled & messages), idle)
     of_pipeline = take_values(facts["of_pipeline"], moments.row, False).astype(bool) & ~scheduled
     yield Cause.SEND, moments.select(of_pipeline)
-    stall_ns = STALL_NS if activity(trace).rule is Rule.CPU else 0
+    stall_ns = STALL_NS if busy.rule is Rule.CPU else 0
     others = moments.select(~of_pipeline & ~(scheduled & messages))
     yield from _decide_causes(facts, others, excess, host_waits(trace), stall_ns)
 
