@@ -25,6 +25,7 @@ from overlaplab.evidence.call_metadata import enclosing_rows
 from overlaplab.evidence.executions import Executions
 from overlaplab.evidence.labels import Ordered, Ranges, Span, engine_labels
 from overlaplab.evidence.launches import LaunchSpan, event_spans
+from overlaplab.intervals import Integers
 from overlaplab.vocabulary import DATA_LOADING, label_list
 
 _FORWARD = "DistributedDataParallel.forward"
@@ -210,9 +211,13 @@ def autograd_passes(trace: Trace) -> tuple[Span, ...]:
 
     They are separated as in `ddp_backwards`.
     """
-    by_pass = _numbered_functions(trace)[1].groupby("number")
-    extents = by_pass.agg({"start_ns": "min", "end_ns": "max", "thread": "first"})
-    return tuple(Span(start_ns=start, end_ns=end, thread=thread) for start, end, thread in extents.to_numpy().tolist())
+    functions = _numbered_functions(trace)[1]
+    return join_ranges(functions, functions["number"])
+
+
+def join_ranges(ranges: pd.DataFrame, number: pd.Series | Integers) -> tuple[Span, ...]:
+    """For each number, in order, one range from the first start to the last end of those that have it."""
+    return _spans(ranges.groupby(number).agg({"start_ns": "min", "end_ns": "max", "thread": "first"}))
 
 
 @once_per_trace
