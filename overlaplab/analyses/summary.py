@@ -55,6 +55,12 @@ def summary(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
     return table.assign(step_kind=table["step"].map(step_kinds(run), na_action="ignore").astype("Int64"))
 
 
+def ratio_of_sums(table: pd.DataFrame) -> float | None:
+    """The overlap ratio of all these rows together; None without communication."""
+    comm = int(table["comm_ns"].sum())
+    return int(table["overlapped_ns"].sum()) / comm if comm else None
+
+
 def totals(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
     """One row per rank: `rank`, `outside_ns`, and the figures of `summary` (`FIGURES`), summed.
 
