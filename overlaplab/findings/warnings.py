@@ -291,7 +291,7 @@ def _busy_warnings(run: Run) -> Iterator[str]:
     counts_as = "that waiting counts as exposed communication or idle time, not as computation"
     if not len(table):  # on a sleeping device, and in other people's loops, the trace has no counts
         counts_as = "figures of these steps include that"
-    steps = sorted({int(number) for number in busy["step"].dropna()})
+    steps = sorted(busy_steps(run))
     share = percent(worst["delayed_ns"], worst["span_ns"])
     yield (
         f"the machine was busy in step{'s' * (len(steps) > 1)} {numbers_named(steps)}: in step {worst['step']} the"
