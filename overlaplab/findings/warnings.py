@@ -36,7 +36,7 @@ from overlaplab.evidence.stream_waits import missing_wait_fields
 from overlaplab.findings.predictions import prediction_lead
 from overlaplab.findings.runs import PREDICTED, link_missed, links_note, steps_named
 from overlaplab.findings.thresholds import APART_NS, MOST_KERNELS, MOST_REASONS
-from overlaplab.selection import EVERYTHING, Selection
+from overlaplab.selection import Selection
 from overlaplab.vocabulary import Rule
 from overlaplab.words import count, join_names, ms, numbers_named, percent, sentence, shorten, to_ms, unit_name
 
@@ -315,7 +315,7 @@ def _damaged_warnings(run: Run) -> Iterator[str]:
         yield "the figures are without the events whose times cannot be true"
 
 
-def busy_note(runs: Sequence[Run], selection: Selection = EVERYTHING) -> str | None:
+def busy_note(runs: Sequence[Run], selection: Selection) -> str | None:
     """That some of these steps were recorded on a busy machine, for checks that judge them all the same."""
     steps = selection.steps
     named = _busy_words((run.path, busy_steps(run) if steps is None else busy_steps(run) & set(steps)) for run in runs)
