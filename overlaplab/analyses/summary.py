@@ -14,6 +14,7 @@ from overlaplab.evidence.step_kinds import step_kinds
 from overlaplab.evidence.waits import exposed_parts
 from overlaplab.intervals import EMPTY, clip, intersect, lengths_within, subtract, total, union
 from overlaplab.selection import EVERYTHING, Selection
+from overlaplab.words import to_ms
 
 PARTS = ("compute_only_ns", "overlapped_ns", "exposed_comm_ns", "memory_only_ns", "idle_ns")
 """The parts that add up to `span_ns` exactly, each moment counted once."""
@@ -53,6 +54,28 @@ def summary(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
         damaged += [window.damaged for window in windows]
     table = _stack_ranks(tables, "rank", "step", "start_ns").assign(damaged=np.array(damaged, dtype=bool))
     return table.assign(step_kind=table["step"].map(step_kinds(run), na_action="ignore").astype("Int64"))
+
+
+STEP_PARTS = {
+    "compute_only_ms": ("compute_only_ns",),
+    "hidden_ms": ("overlapped_ns",),
+    "exposed_ms": ("exposed_comm_ns",),
+    "rest_ms": ("memory_only_ns", "idle_ns"),
+}
+"""The parts of a median step, and the columns of `summary` that each consists of."""
+
+
+def median_parts(table: pd.DataFrame) -> dict[str, float | None]:
+    """The median step of rows of `summary`, split in proportion to the parts' shares of all steps' time, in ms; None
+    where nothing was measured.
+
+    Medians of the parts would not add up to it.
+    """
+    median, span = to_ms(table["span_ns"].median()), int(table["span_ns"].sum())
+    return {
+        part: median * sum(int(table[column].sum()) for column in columns) / span if span else None
+        for part, columns in STEP_PARTS.items()
+    }
 
 
 def ratio_of_sums(table: pd.DataFrame) -> float | None:

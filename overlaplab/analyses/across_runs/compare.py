@@ -9,10 +9,9 @@ import numpy as np
 import pandas as pd
 
 from overlaplab.analyses.across_runs.settings import is_emulated, is_predicted, model_settings, setting_numbers
-from overlaplab.analyses.across_runs.step_parts import median_parts
 from overlaplab.analyses.across_runs.tiers import Steps, is_fastest, spread, step_times, tiers
 from overlaplab.analyses.memory import held_by_rank, memory, peaks
-from overlaplab.analyses.summary import ratio_of_sums, summary
+from overlaplab.analyses.summary import median_parts, ratio_of_sums, summary
 from overlaplab.analyses.systems.label_tables import recomputation
 from overlaplab.analyses.volume import volume, volume_theory
 from overlaplab.analyses.worst import drop_damaged

@@ -9,10 +9,9 @@ import numpy as np
 import pandas as pd
 
 from overlaplab.analyses.across_runs.settings import is_emulated, is_sweep, name_differences
-from overlaplab.analyses.across_runs.step_parts import STEP_PARTS, median_parts
 from overlaplab.analyses.across_runs.tiers import is_fastest, spread, step_times, tiers
 from overlaplab.analyses.buckets import buckets
-from overlaplab.analyses.summary import ratio_of_sums, summary
+from overlaplab.analyses.summary import STEP_PARTS, median_parts, ratio_of_sums, summary
 from overlaplab.analyses.worst import drop_damaged, rows_of
 from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run, Trace, Window, activity
