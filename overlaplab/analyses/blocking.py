@@ -7,7 +7,7 @@ import pandas as pd
 from overlaplab.events import Run, activity, window_bounds
 from overlaplab.evidence.exposed_waits import ExposedWaits, exposed_waits
 from overlaplab.evidence.selection import selected_traces, selected_windows
-from overlaplab.intervals import EMPTY, lengths_within, subtract
+from overlaplab.intervals import EMPTY, lengths_within
 from overlaplab.selection import EVERYTHING, Selection
 from overlaplab.vocabulary import Rule
 
@@ -32,8 +32,7 @@ def blocking(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
         if busy.rule is Rule.UNRECORDED:
             continue
         waits, bounds = exposed_waits(trace) or ExposedWaits(EMPTY, EMPTY), window_bounds(windows)
-        exposed = subtract(busy.communication, busy.compute)
-        times = (lengths_within(part, *bounds) for part in (exposed, waits.blocking, waits.not_blocking))
+        times = (lengths_within(part, *bounds) for part in (busy.exposed, waits.blocking, waits.not_blocking))
         rows += [
             (trace.rank, window.step, whole, blocks, not_blocking, whole - blocks - not_blocking)
             for window, whole, blocks, not_blocking in zip(windows, *times, strict=True)

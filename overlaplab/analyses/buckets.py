@@ -18,7 +18,7 @@ from overlaplab.evidence.executions import Executions, executions
 from overlaplab.evidence.labels import Label, Span, engine_labels
 from overlaplab.evidence.purposes import has_sent_halves
 from overlaplab.evidence.selection import launched_in, rows_by_rank
-from overlaplab.intervals import length_before, subtract
+from overlaplab.intervals import length_before
 from overlaplab.selection import EVERYTHING, Selection
 from overlaplab.vocabulary import label_list
 
@@ -71,8 +71,8 @@ def buckets(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
 
 
 def _trace_rows(trace: Trace, steps: Sequence[Window]) -> Iterator[dict[str, Any]]:
-    busy, labels, ran = activity(trace), engine_labels(trace), executions(trace)
-    exposed_before = length_before(subtract(busy.communication, busy.compute))
+    labels, ran = engine_labels(trace), executions(trace)
+    exposed_before = length_before(activity(trace).exposed)
     labelled = _synchronising_passes(trace, labels) if any(label.word == "bucket_launch" for label in labels) else ()
     unlabelled = unlabelled_backwards(trace, ran)
     for step in steps:

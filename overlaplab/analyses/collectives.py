@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from msgspec.structs import replace
-from numpy.typing import NDArray
 
 from overlaplab.costs.link import ring_factor
 from overlaplab.events import Run, Trace, activity, once_per_run, step_windows, windows_at
@@ -18,7 +17,7 @@ from overlaplab.evidence.group_pairing import ROOTED
 from overlaplab.evidence.recorded import UNKNOWN_NS
 from overlaplab.evidence.selection import selected_traces, selected_windows
 from overlaplab.evidence.waits import numbered_arrivals
-from overlaplab.intervals import lengths_within, subtract
+from overlaplab.intervals import Integers, Mask, lengths_within
 from overlaplab.selection import EVERYTHING, Selection
 from overlaplab.vocabulary import Rule
 
@@ -93,7 +92,7 @@ def _every_collective(run: Run) -> pd.DataFrame:
     return as_table(columns | {"unmatched": table["reason"]})
 
 
-def _nullable_integers(values: NDArray[np.int64], is_known: NDArray[np.bool_]) -> pd.arrays.IntegerArray:
+def _nullable_integers(values: Integers, is_known: Mask) -> pd.arrays.IntegerArray:
     return pd.arrays.IntegerArray(values, ~is_known)
 
 
@@ -113,13 +112,12 @@ def _add_places(table: Fields, run: Run) -> pd.api.extensions.ExtensionArray:
         busy = activity(trace)
         if busy.rule is Rule.UNRECORDED:
             continue
-        exposed = subtract(busy.communication, busy.compute)
         bounds = starts[is_known] + offset, ends[is_known] + offset
-        table["exposed_ns"][rows[is_known]] = lengths_within(exposed, *bounds)
+        table["exposed_ns"][rows[is_known]] = lengths_within(busy.exposed, *bounds)
     return pd.array(steps, dtype="Int64")
 
 
-def _find_windows(trace: Trace, at_ns: NDArray[np.int64], launched: NDArray[np.bool_]) -> NDArray[np.int64]:
+def _find_windows(trace: Trace, at_ns: Integers, launched: Mask) -> Integers:
     """The step that contains each launch, or each start if it was launched before the recording; -1 for none."""
     steps = step_windows(trace)
     return np.where(launched, windows_at(steps, at_ns, of_host=True), windows_at(steps, at_ns))

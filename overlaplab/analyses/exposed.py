@@ -16,11 +16,10 @@ import numpy as np
 import pandas as pd
 from msgspec import Struct
 from msgspec.structs import replace
-from numpy.typing import NDArray
 
 from overlaplab.causes import Cause
 from overlaplab.events import Run, Trace, Window, activity, empty_table, window_bounds
-from overlaplab.evidence.arrays import Groups, grouped_by, or_none, take_rows, take_values
+from overlaplab.evidence.arrays import Fields, Groups, grouped_by, or_none, take_rows, take_values
 from overlaplab.evidence.clocks import run_zero_ns
 from overlaplab.evidence.collective_facts import collective_facts
 from overlaplab.evidence.exposed_waits import exposed_waits
@@ -31,15 +30,14 @@ from overlaplab.evidence.moments import (
     STALL_NS,
     WAKE_NS,
     Does,
-    Facts,
     Moments,
     attribute_moments,
     last_moving,
     split_after,
 )
 from overlaplab.evidence.pipelines import IdleBySchedule, idle_by_schedule
-from overlaplab.evidence.selection import selected_traces, selected_windows
-from overlaplab.intervals import Intervals, lengths_within, subtract, union
+from overlaplab.evidence.selection import measured_traces, selected_windows
+from overlaplab.intervals import Integers, Intervals, Mask, lengths_within, union
 from overlaplab.selection import EVERYTHING, Selection
 from overlaplab.vocabulary import Rule
 
@@ -107,7 +105,7 @@ def exposed_moments(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame
     return attribution.to_table(_sum_moments(moments, Groups(np.cumsum(np.append(True, ~goes_on)))))
 
 
-def _sum_moments(moments: Facts, groups: Groups) -> Facts:
+def _sum_moments(moments: Fields, groups: Groups) -> Fields:
     """One row per group of moments: the sum of their times, from the first start to the last end."""
     first = groups.first(np.ones(len(groups.of_row), dtype=bool))
     return {name: moments[name][first] for name in _KEYS} | {
@@ -127,7 +125,7 @@ class _Attribution(Struct, frozen=True):
     parts: Sequence[tuple[Cause, Moments]]
     """A cause and moments that have it; their `step` is the place in `steps`."""
 
-    def moments(self) -> Facts:
+    def moments(self) -> Fields:
         """One row per moment: `place` in `steps`, `cause` (its place in `_ORDER`), `row`, `exposed_ns`, times."""
         names = {"place": "step", "row": "row", "start_ns": "start", "end_ns": "end"}
         rows = {key: np.concatenate([getattr(part, name) for _, part in self.parts]) for key, name in names.items()}
@@ -135,7 +133,7 @@ class _Attribution(Struct, frozen=True):
         rows["cause"] = np.repeat(causes, [len(part.row) for _, part in self.parts])
         return rows | {"exposed_ns": rows["end_ns"] - rows["start_ns"]}
 
-    def to_table(self, rows: Facts) -> pd.DataFrame:
+    def to_table(self, rows: Fields) -> pd.DataFrame:
         """Rows as of `moments`, with the columns of `exposed`."""
         place, row, cause = (rows[name] for name in _KEYS)
         ranks, numbers, zeros = (np.array(values, dtype=object) for values in zip(*self.steps, strict=True))
@@ -154,13 +152,11 @@ def _attribute(run: Run, selection: Selection) -> _Attribution:
     parts: list[tuple[Cause, Moments]] = []
     steps: list[tuple[int | None, int | None, int]] = []
     labels: dict[str, list[Any]] = {name: [] for name in _LABELS}
-    for trace in selected_traces(run, selection):
-        if activity(trace).rule is Rule.UNRECORDED:
-            continue
-        windows = selected_windows(trace, selection)
-        facts = collective_facts(run)[run.traces.index(trace)]
-        before = len(labels["index"])
-        for cause, part in _trace_causes(trace, facts, windows, _idle_by_schedule(run, trace, windows)):
+    for trace in measured_traces(run, selection):
+        windows, place = selected_windows(trace, selection), run.traces.index(trace)
+        facts, before = collective_facts(run)[place], len(labels["index"])
+        idle = [idle_by_schedule(run).get((place, window.step)) for window in windows]
+        for cause, part in _trace_causes(trace, facts, windows, idle):
             if len(part.row):
                 row = np.where(part.row >= 0, part.row + before, -1)
                 parts.append((cause, replace(part, row=row, step=part.step + len(steps))))
@@ -170,21 +166,18 @@ def _attribute(run: Run, selection: Selection) -> _Attribution:
     return _Attribution(steps, labels, parts)
 
 
-def _idle_by_schedule(run: Run, trace: Trace, windows: Sequence[Window]) -> list[IdleBySchedule | None]:
-    """For each window how long the rank must be idle in it; None where that is unknown, and without a pipeline."""
-    place, idle = run.traces.index(trace), idle_by_schedule(run)
-    return [idle.get((place, window.step)) for window in windows]
-
-
 def _trace_causes(
-    trace: Trace, facts: Facts, windows: Sequence[Window], idle: Sequence[IdleBySchedule | None]
+    trace: Trace, facts: Fields, windows: Sequence[Window], idle: Sequence[IdleBySchedule | None]
 ) -> Iterator[tuple[Cause, Moments]]:
-    """One rank's exposed moments by cause; all steps at once, as each has few."""
-    compute, communication = activity(trace).compute, activity(trace).communication
+    """One rank's exposed moments by cause; all steps at once, as each has few.
+
+    `idle`: for each window how long the rank must be idle in it; None where that is unknown, and without a pipeline.
+    """
+    busy = activity(trace)
     moving = union(facts["moves_ns"][facts["matched"]], facts["end_ns"][facts["matched"]])
     bounds = window_bounds(windows)
-    excess = np.maximum(lengths_within(moving, *bounds) - lengths_within(compute, *bounds), 0)
-    moments = attribute_moments(facts, subtract(communication, compute), compute, *bounds)
+    excess = np.maximum(lengths_within(moving, *bounds) - lengths_within(busy.compute, *bounds), 0)
+    moments = attribute_moments(facts, busy.exposed, busy.compute, *bounds)
     if (waits := exposed_waits(trace)) is not None:
         moments, needless = moments.split_by(waits.not_blocking)
         yield Cause.GAP, needless.select(needless.row >= 0)
@@ -194,7 +187,7 @@ def _trace_causes(
     yield from _pipeline_causes(moments.select(scheduled & messages), idle)
     of_pipeline = take_values(facts["of_pipeline"], moments.row, False).astype(bool) & ~scheduled
     yield Cause.SEND, moments.select(of_pipeline)
-    stall_ns = STALL_NS if activity(trace).rule is Rule.CPU else 0
+    stall_ns = STALL_NS if busy.rule is Rule.CPU else 0
     others = moments.select(~of_pipeline & ~(scheduled & messages))
     yield from _decide_causes(facts, others, excess, host_waits(trace), stall_ns)
 
@@ -217,7 +210,7 @@ def _pipeline_causes(moments: Moments, idle: Sequence[IdleBySchedule | None]) ->
 
 
 def _decide_causes(
-    facts: Facts, moments: Moments, excess_ns: NDArray[np.int64], blocked: Intervals, stall_ns: int
+    facts: Fields, moments: Moments, excess_ns: Integers, blocked: Intervals, stall_ns: int
 ) -> Iterator[tuple[Cause, Moments]]:
     """The rules in order: each yields its moments, the next rule sees the remaining ones."""
     waits = moments.does == Does.WAITS
@@ -235,7 +228,7 @@ def _decide_causes(
     yield from _split_delays(facts, remaining.select(~blocks))
 
 
-def _is_compute_gap(facts: Facts, moments: Moments, blocked: Intervals, stall_ns: int) -> NDArray[np.bool_]:
+def _is_compute_gap(facts: Fields, moments: Moments, blocked: Intervals, stall_ns: int) -> Mask:
     """Rule 3: the rank was not waiting for communication, by when it computes again."""
     ends_ns = facts["end_ns"][moments.row]
     early_ns = ends_ns - moments.resumes  # so much before the collective's end the rank computes again
@@ -251,12 +244,12 @@ def _is_compute_gap(facts: Facts, moments: Moments, blocked: Intervals, stall_ns
     return np.asarray(goes_on | (_moves_needlessly(facts, moments) & slept))
 
 
-def _moves_needlessly(facts: Facts, moments: Moments) -> NDArray[np.bool_]:
+def _moves_needlessly(facts: Fields, moments: Moments) -> Mask:
     """Mark moments that move gradients while the backward pass, which does not need them, is still running."""
     return np.asarray((facts["gradients"] & ~facts["edge"])[moments.row])
 
 
-def _split_delays(facts: Facts, moments: Moments) -> Iterator[tuple[Cause, Moments]]:
+def _split_delays(facts: Fields, moments: Moments) -> Iterator[tuple[Cause, Moments]]:
     """Apply rules 5 to 7, then 8 to 11 to the remaining moments."""
     remaining, queued_behind = _split_queued(facts, moments)
     yield Cause.QUEUED, queued_behind
@@ -277,14 +270,14 @@ def _split_delays(facts: Facts, moments: Moments) -> Iterator[tuple[Cause, Momen
     yield Cause.UNKNOWN, remaining.select(~moves)
 
 
-def _length_in_step(moments: Moments, asking: Moments) -> NDArray[np.int64]:
+def _length_in_step(moments: Moments, asking: Moments) -> Integers:
     """For each of the `asking` moments how long the moments of its collective in its step are together."""
     groups = grouped_by(*(np.append(getattr(moments, name), getattr(asking, name)) for name in ("step", "row")))
     lengths = np.append(moments.end - moments.start, np.zeros(len(asking.row), dtype=np.int64))
     return groups.spread(np.add, lengths)[len(moments.row) :]
 
 
-def _split_queued(facts: Facts, moments: Moments) -> tuple[Moments, Moments]:
+def _split_queued(facts: Fields, moments: Moments) -> tuple[Moments, Moments]:
     """Split off the moments of rule 5, attributed to the collective that queues."""
     starts, ends = facts["start_ns"], facts["end_ns"]
     follows = np.searchsorted(starts, ends[moments.row], side="left")

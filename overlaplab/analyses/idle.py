@@ -17,7 +17,6 @@ from typing import Literal, TypeAlias
 import numpy as np
 import pandas as pd
 from msgspec.structs import replace
-from numpy.typing import NDArray
 
 from overlaplab.events import (
     Run,
@@ -39,7 +38,7 @@ from overlaplab.evidence.host_work import has_loader_workers
 from overlaplab.evidence.moments import GRAIN_NS
 from overlaplab.evidence.recorded import UNKNOWN_NS
 from overlaplab.evidence.selection import measured_traces, selected_windows
-from overlaplab.intervals import Intervals, lengths_within, subtract, union
+from overlaplab.intervals import Integers, Intervals, Mask, lengths_within, subtract, union
 from overlaplab.selection import EVERYTHING, Selection
 from overlaplab.vocabulary import Rule
 
@@ -148,7 +147,7 @@ def _assume_prompt_launches(trace: Trace) -> Trace:
     return with_known(trace, activity, replace(activity(trace), compute=whole))
 
 
-def _first_launch(trace: Trace, at_ns: NDArray[np.int64], counts: NDArray[np.bool_]) -> NDArray[np.int64]:
+def _first_launch(trace: Trace, at_ns: Integers, counts: Mask) -> Integers:
     """When the host launched what began at these moments, of the events that count: the earliest of several;
     `UNKNOWN_NS` where that was not recorded.
     """

@@ -34,6 +34,11 @@ def memory(run: Run) -> pd.DataFrame:
     return table.astype(dict.fromkeys(("rank", "bytes", "formula_bytes"), "Int64"))
 
 
+def held_by_rank(table: pd.DataFrame) -> pd.DataFrame:
+    """`bytes` and `formula_bytes` of all that each rank holds on its device, from rows of `memory`; null if any is."""
+    return table[table["part"] != "host"].groupby("rank")[["bytes", "formula_bytes"]].sum(min_count=3)
+
+
 def peaks(run: Run) -> pd.DataFrame:
     """One row per rank: memory beside the parts of `memory`.
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from overlaplab.events import (
     Run,
@@ -20,7 +19,7 @@ from overlaplab.evidence.host_work import host_pauses, host_work
 from overlaplab.evidence.labels import Label, span_intervals
 from overlaplab.evidence.passes import PASSES, pass_labels
 from overlaplab.evidence.selection import count_by_step
-from overlaplab.intervals import Intervals, intersect, lengths_within, subtract, union
+from overlaplab.intervals import Integers, Intervals, intersect, lengths_within, subtract, union
 from overlaplab.vocabulary import Rule
 
 _Phases = dict[tuple[str, str | None], Intervals]
@@ -32,7 +31,7 @@ _COLUMNS = {
 }
 
 
-def phase_times(trace: Trace) -> dict[tuple[str, str | None], NDArray[np.int64]]:
+def phase_times(trace: Trace) -> dict[tuple[str, str | None], Integers]:
     """How long the rank works in each step, by phase and by the name of what the host does (None where it has none), in
     ns; empty where that is unknown.
 
@@ -85,8 +84,7 @@ def _host_phases(trace: Trace) -> _Phases:
     before = union(starts, np.minimum(first, ends))
     for phase, region in (("before", before), ("between", subtract(steps, before))):
         phases |= _split_by_name(trace, phase, phase, intersect(left, region))
-    waits = subtract(busy.communication, busy.compute)
-    return {key: subtract(stretches, waits) for key, stretches in phases.items()}
+    return {key: subtract(stretches, busy.exposed) for key, stretches in phases.items()}
 
 
 def _device_phases(trace: Trace) -> _Phases:

@@ -10,7 +10,7 @@ import pandas as pd
 
 from overlaplab.analyses.collectives import collectives
 from overlaplab.analyses.exposed import CAUSES, exposed
-from overlaplab.analyses.summary import FIGURES, summary
+from overlaplab.analyses.summary import FIGURES, ratio_of_sums, summary
 from overlaplab.analyses.watched.scalars import watched_scalars
 from overlaplab.analyses.worst import damaged_steps, drop_damaged, without_steps
 from overlaplab.causes import Cause
@@ -60,8 +60,7 @@ def scalars(run: Run | Watched, selection: Selection = EVERYTHING, *, causes: bo
     table = drop_damaged(every)
     ranks = len(selected_traces(run, selection))
     figures = {column: _mean(table, column, ranks) for column in FIGURES if column != _RATIO}
-    comm = int(table["comm_ns"].sum())
-    figures[_RATIO] = int(table["overlapped_ns"].sum()) / comm if comm and figures["comm_ns"] is not None else None
+    figures[_RATIO] = None if figures["comm_ns"] is None else ratio_of_sums(table)
     recognised = _communication_recognised(run, selection)
     unknown = dict.fromkeys((*_OF_COMMUNICATION, *HIDDEN))
     figures |= _hidden_counts(table, collectives(run, selection)) if recognised else unknown

@@ -14,6 +14,7 @@ from overlaplab.evidence.step_kinds import step_kinds
 from overlaplab.evidence.waits import exposed_parts
 from overlaplab.intervals import EMPTY, clip, intersect, lengths_within, subtract, total, union
 from overlaplab.selection import EVERYTHING, Selection
+from overlaplab.words import to_ms
 
 PARTS = ("compute_only_ns", "overlapped_ns", "exposed_comm_ns", "memory_only_ns", "idle_ns")
 """The parts that add up to `span_ns` exactly, each moment counted once."""
@@ -55,6 +56,34 @@ def summary(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
     return table.assign(step_kind=table["step"].map(step_kinds(run), na_action="ignore").astype("Int64"))
 
 
+STEP_PARTS = {
+    "compute_only_ms": ("compute_only_ns",),
+    "hidden_ms": ("overlapped_ns",),
+    "exposed_ms": ("exposed_comm_ns",),
+    "rest_ms": ("memory_only_ns", "idle_ns"),
+}
+"""The parts of a median step, and the columns of `summary` that each consists of."""
+
+
+def median_parts(table: pd.DataFrame) -> dict[str, float | None]:
+    """The median step of rows of `summary`, split in proportion to the parts' shares of all steps' time, in ms; None
+    where nothing was measured.
+
+    Medians of the parts would not add up to it.
+    """
+    median, span = to_ms(table["span_ns"].median()), int(table["span_ns"].sum())
+    return {
+        part: median * sum(int(table[column].sum()) for column in columns) / span if span else None
+        for part, columns in STEP_PARTS.items()
+    }
+
+
+def ratio_of_sums(table: pd.DataFrame) -> float | None:
+    """The overlap ratio of all these rows together; None without communication."""
+    comm = int(table["comm_ns"].sum())
+    return int(table["overlapped_ns"].sum()) / comm if comm else None
+
+
 def totals(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
     """One row per rank: `rank`, `outside_ns`, and the figures of `summary` (`FIGURES`), summed.
 
@@ -77,7 +106,7 @@ def _breakdown(run: Run, trace: Trace, windows: Sequence[Window]) -> pd.DataFram
         lengths_within(times, starts, ends)
         for times in (
             busy.compute,
-            subtract(busy.communication, busy.compute),
+            busy.exposed,
             intersect(busy.communication, busy.compute),
             subtract(subtract(busy.memory, busy.compute), busy.communication),
             *(parts.wait, parts.transfer, parts.unknown),

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
+
+from overlaplab.intervals import Mask
 
 SPREADS = 5
 """An outlier lies further from the median step than this many times the steps' spread: 1.4826 × the median absolute
@@ -131,7 +132,7 @@ def rows_of(table: pd.DataFrame, window: Mapping[str, Any]) -> pd.DataFrame:
     return table[keep.to_numpy(dtype=bool)]
 
 
-def _is_far(figures: pd.Series, enough: float) -> npt.NDArray[np.bool_]:
+def _is_far(figures: pd.Series, enough: float) -> Mask:
     values = figures.to_numpy(dtype="float64")
     away = np.abs(values - np.median(values))
     return np.asarray((away > SPREADS * 1.4826 * np.median(away)) & (away > enough))

@@ -36,6 +36,11 @@ class Activity(Struct, frozen=True, kw_only=True):
     then such times are in `compute`."""
 
     @property
+    def exposed(self) -> Intervals:
+        """When it communicated and computed nothing."""
+        return subtract(self.communication, self.compute)
+
+    @property
     def extent(self) -> tuple[int, int]:
         """From the first counted moment to the last, or (0, 0) where nothing counts."""
         bounds = [s for s in (self.compute, self.communication, self.memory) if len(s)]

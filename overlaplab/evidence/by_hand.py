@@ -7,7 +7,6 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Iterator, Sequence
-from math import prod
 from typing import TypeAlias
 from urllib.parse import quote
 
@@ -22,7 +21,6 @@ from overlaplab.evidence.ddp import (
     all_gradients,
     autograd_passes,
     data_loadings,
-    gradient_name,
     is_bucket,
     is_with_ddp,
     is_with_fsdp1,
@@ -146,7 +144,7 @@ def is_of_gradients(trace: Trace, table: pd.DataFrame) -> Mask:
     for each in _passes(trace, gradients):
         arrivals: dict[int, list[int]] = defaultdict(list)
         for gradient in each.gradients:
-            arrivals[_elements([gradient])].append(gradient.at_ns)
+            arrivals[gradient.elements].append(gradient.at_ns)
         whole = _elements(each.gradients)
         arrivals.setdefault(whole, [max(gradient.at_ns for gradient in each.gradients)])
         counts = Counter[tuple[str, int]]()
@@ -170,7 +168,7 @@ def _as_one(gradients: Sequence[Gradient], launches: Sequence[LaunchSpan]) -> li
     """The all-reduce that sends all of these, perhaps but one small one, once they have arrived; empty without."""
     whole = _elements(gradients)
     # by how many elements a launch lacks, the gradient that it leaves out
-    left_out = {0: None} | {size: each for each in gradients if (size := _elements([each])) <= (1 - _MOST) * whole}
+    left_out = {0: None} | {size: each for each in gradients if (size := each.elements) <= (1 - _MOST) * whole}
     for launch in launches:
         left_elements = whole - _elements_sent(launch)
         if gradients[-1].at_ns <= launch.start_ns and left_elements in left_out:
@@ -182,7 +180,7 @@ def _one_by_one(gradients: Sequence[Gradient], launches: Sequence[LaunchSpan]) -
     """Each all-reduce with the first of the gradients of its size that had arrived and was not sent before."""
     left: dict[int, deque[Gradient]] = defaultdict(deque)
     for gradient in gradients:
-        left[_elements([gradient])].append(gradient)
+        left[gradient.elements].append(gradient)
     sent: list[Sent] = []
     for launch in launches:
         of_size = left.get(_elements_sent(launch))
@@ -208,7 +206,7 @@ def _elements_sent(launch: LaunchSpan) -> int:
 
 
 def _elements(gradients: Iterable[Gradient]) -> int:
-    return sum(prod(each.shape or ()) for each in gradients)
+    return sum(each.elements for each in gradients)
 
 
 def hand_passes(trace: Trace) -> Iterator[Label]:
@@ -242,7 +240,7 @@ def hand_gradients(trace: Trace) -> dict[str, int]:
     """The elements of each gradient that is averaged by hand, by its name."""
     named = _names_by_recorder(trace)
     return {
-        _name(gradient, named, each.thread): prod(gradient.shape or ())
+        _name(gradient, named, each.thread): gradient.elements
         for each in averaged_by_hand(trace)
         for gradients, _ in each.sent
         for gradient in gradients
@@ -257,4 +255,4 @@ def _names_by_recorder(trace: Trace) -> Ordered[Label] | None:
 
 def _name(gradient: Gradient, named: Ordered[Label] | None, thread: int) -> str:
     label = None if named is None else named.last_before(thread, gradient.hooks_end_ns)  # of one of its hooks
-    return gradient_name(gradient) if label is None else label_list(label.fields["parameter"])[0]
+    return gradient.name if label is None else label_list(label.fields["parameter"])[0]

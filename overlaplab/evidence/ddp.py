@@ -25,6 +25,7 @@ from overlaplab.evidence.call_metadata import enclosing_rows
 from overlaplab.evidence.executions import Executions
 from overlaplab.evidence.labels import Ordered, Ranges, Span, engine_labels
 from overlaplab.evidence.launches import LaunchSpan, event_spans
+from overlaplab.intervals import Integers
 from overlaplab.vocabulary import DATA_LOADING, label_list
 
 _FORWARD = "DistributedDataParallel.forward"
@@ -49,6 +50,16 @@ class Gradient(Struct, frozen=True, kw_only=True):
     """None where shapes are not recorded."""
     hooks_end_ns: int
     """When the hooks that followed were over, in absolute host ns."""
+
+    @property
+    def elements(self) -> int:
+        """How many elements it has; 1 where its shape is unknown."""
+        return prod(self.shape or ())
+
+    @property
+    def name(self) -> str:
+        """By its order of arrival: `gradient 3 (512 × 64)`."""
+        return f"gradient {self.number} ({' × '.join(map(str, self.shape or ()))})"
 
 
 class DDPBucket(Struct, frozen=True, kw_only=True):
@@ -200,9 +211,13 @@ def autograd_passes(trace: Trace) -> tuple[Span, ...]:
 
     They are separated as in `ddp_backwards`.
     """
-    by_pass = _numbered_functions(trace)[1].groupby("number")
-    extents = by_pass.agg({"start_ns": "min", "end_ns": "max", "thread": "first"})
-    return tuple(Span(start_ns=start, end_ns=end, thread=thread) for start, end, thread in extents.to_numpy().tolist())
+    functions = _numbered_functions(trace)[1]
+    return join_ranges(functions, functions["number"])
+
+
+def join_ranges(ranges: pd.DataFrame, number: pd.Series | Integers) -> tuple[Span, ...]:
+    """For each number, in order, one range from the first start to the last end of those that have it."""
+    return _spans(ranges.groupby(number).agg({"start_ns": "min", "end_ns": "max", "thread": "first"}))
 
 
 @once_per_trace
@@ -375,26 +390,17 @@ def _buckets(accumulations: Sequence[_Accumulation], first_index: int) -> Iterat
                 ready_ns=launch.start_ns if place == 0 else None,
                 gradients=tuple(pool[len(pool) - count :]),
                 told_by=("sizes" if sized else "order") if count else None,
-                least_elements=_elements(gradient) if sized and completes else None,
+                least_elements=gradient.elements if sized and completes else None,
             )
             index += 1
             del pool[len(pool) - count :]
             if sized and completes and count == 0:  # at least the gradient just accumulated leaves the pool
-                owed -= _elements(pool.pop())
-        if accumulation.launched and (not sized or owed == sum(map(_elements, pool))):
+                owed -= pool.pop().elements
+        if accumulation.launched and (not sized or owed == sum(each.elements for each in pool)):
             pool, owed = [], 0
 
 
 def _count_last(pool: Sequence[Gradient], elements: int) -> int:
     """How many of the last gradients add up to so many elements; 0 if no number does."""
-    totals = accumulate(_elements(gradient) for gradient in reversed(pool))
+    totals = accumulate(gradient.elements for gradient in reversed(pool))
     return next((count for count, total in enumerate(totals, start=1) if total == elements), 0)
-
-
-def gradient_name(gradient: Gradient) -> str:
-    """By its order of arrival: `gradient 3 (512 × 64)`."""
-    return f"gradient {gradient.number} ({' × '.join(map(str, gradient.shape or ()))})"
-
-
-def _elements(gradient: Gradient) -> int:
-    return prod(gradient.shape or ())

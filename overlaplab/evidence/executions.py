@@ -24,7 +24,6 @@ from overlaplab.events import (
 )
 from overlaplab.evidence.labels import Label, Ordered, Span, engine_labels
 from overlaplab.evidence.launches import LaunchSpan, event_spans, launches
-from overlaplab.intervals import Intervals
 from overlaplab.vocabulary import Rule
 
 
@@ -39,7 +38,8 @@ class Executions:
         """All of the trace's collectives, in order of launch."""
         self._by_thread = Ordered(self.launches, self._thread)
         self._group_sizes = {group.name: len(group.ranks) or group.size for group in trace.groups}
-        self._computed = activity(trace).compute
+        self.host_compute = activity(trace).compute
+        """When the host computed; on a GPU the moments at which it launched what its device computes."""
         hops = [label for label in engine_labels(trace) if label.word == "hop"]
         self._hops = Ordered(hops, lambda label: label.fields["bucket"])
         named = matching(trace.events["name"], lambda text: text.startswith("autograd::engine::evaluate_function"))
@@ -78,10 +78,6 @@ class Executions:
                 break
             hops.append(hop)
         return hops
-
-    def host_compute(self) -> Intervals:
-        """When the host computed; on a GPU the moments at which it launched what its device computes."""
-        return self._computed
 
     def done_ns(self, host_ns: int) -> int:
         """When all work that the host had issued by then was done."""
@@ -129,7 +125,7 @@ class _OnDevice(Executions):
         hosts = events["ts_ns"].to_numpy()[calls[rows]]
         order = np.argsort(hosts, kind="stable")
         self._hosts = hosts[order]
-        self._computed = np.column_stack([self._hosts, self._hosts])
+        self.host_compute = np.column_stack([self._hosts, self._hosts])
         self._done = np.maximum.accumulate(ends[order])
         self._starts = starts[order]  # kernels of one launch, such as a graph's, in order of start
 

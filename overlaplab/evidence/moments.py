@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 from enum import IntEnum
-from typing import Any, TypeAlias
 
 import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
-from numpy.typing import NDArray
 
-from overlaplab.evidence.arrays import take_values
+from overlaplab.evidence.arrays import Fields, take_values
 from overlaplab.intervals import Integers, Intervals, Mask, pieces, subtract, union
-
-Facts: TypeAlias = dict[str, NDArray[Any]]
-"""The columns of `collective_facts`, as arrays."""
 
 GRAIN_NS = 20_000
 """A rank that resumes computing so shortly before a collective ends may still have waited for it: threads wake up and
@@ -66,7 +61,7 @@ class Moments(Struct, frozen=True):
         return parts[0], parts[1]
 
 
-def attribute_moments(facts: Facts, gaps: Intervals, compute: Intervals, starts: Integers, ends: Integers) -> Moments:
+def attribute_moments(facts: Fields, gaps: Intervals, compute: Intervals, starts: Integers, ends: Integers) -> Moments:
     """The moments of gaps in computing within steps' windows, each attributed to one collective.
 
     `starts` and `ends`: the windows, in absolute ns, disjoint and in order.
@@ -98,7 +93,7 @@ def attribute_moments(facts: Facts, gaps: Intervals, compute: Intervals, starts:
     )
 
 
-def _states(facts: Facts) -> tuple[Integers, Integers, Integers, Integers]:
+def _states(facts: Fields) -> tuple[Integers, Integers, Integers, Integers]:
     """What each collective does over time, as arrays: row, start, end, `Does`."""
     starts, ends, moves, matched = (facts[name] for name in ("start_ns", "end_ns", "moves_ns", "matched"))
     number = np.arange(len(starts))

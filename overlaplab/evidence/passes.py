@@ -5,7 +5,6 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from math import prod
 from urllib.parse import quote
 
 from msgspec.structs import replace
@@ -17,7 +16,6 @@ from overlaplab.evidence.ddp import (
     cut_after_passes,
     ddp_backwards,
     forward_passes,
-    gradient_name,
     optimizer_steps,
     unlabelled_backwards,
 )
@@ -101,7 +99,7 @@ def ddp_gradients(trace: Trace) -> dict[str, int]:
         if not is_known or any(bucket.told_by != "sizes" for bucket in backward.buckets):
             return {}
         gradients.sort(key=lambda gradient: gradient.number)
-        elements = {gradient_name(gradient): prod(gradient.shape or ()) for gradient in gradients}
+        elements = {gradient.name: gradient.elements for gradient in gradients}
         if first_elements and elements != first_elements:
             return {}
         first_elements = elements

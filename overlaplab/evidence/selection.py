@@ -7,11 +7,11 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run, Trace, Window, rule_of, step_windows, windows_at
 from overlaplab.evidence.labels import Span
+from overlaplab.intervals import Integers
 from overlaplab.selection import Selection
 from overlaplab.vocabulary import Rule
 from overlaplab.words import numbers_named
@@ -27,7 +27,7 @@ def launched_in(spans: Sequence[Launched], step: Window) -> Sequence[Launched]:
     return spans[first : bisect_left(spans, step.host_end_ns, lo=first, key=lambda span: span.start_ns)]
 
 
-def count_by_step(steps: Sequence[Window], spans: Iterable[Span]) -> NDArray[np.int64]:
+def count_by_step(steps: Sequence[Window], spans: Iterable[Span]) -> Integers:
     """How many of the ranges began while the host was in each step."""
     places = windows_at(steps, np.array([span.start_ns for span in spans], dtype=np.int64), of_host=True)
     return np.bincount(places[places >= 0], minlength=len(steps))

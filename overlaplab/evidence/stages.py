@@ -12,7 +12,7 @@ import pandas as pd
 from overlaplab.costs.pipeline import BACKWARD, FORWARD, INPUT, WEIGHT
 from overlaplab.events import Trace, once_per_trace, step_windows
 from overlaplab.events.rows import host_ranges
-from overlaplab.evidence.ddp import autograd_functions, optimizer_steps
+from overlaplab.evidence.ddp import autograd_functions, join_ranges, optimizer_steps
 from overlaplab.evidence.executions import executions
 from overlaplab.evidence.labels import Label, Span, engine_labels
 from overlaplab.evidence.launches import event_spans
@@ -45,7 +45,7 @@ def stage_labels(trace: Trace) -> tuple[Label, ...]:
 def _named_actions(trace: Trace) -> Iterator[Label]:
     """The actions that torch's ranges name, each from its first computation to its last: a range begins with a wait."""
     spans = event_spans(trace, host_ranges(trace.events, _ACTION.fullmatch)).sort_values("start_ns")
-    computed = executions(trace).host_compute()
+    computed = executions(trace).host_compute
     for start_ns, end_ns, thread, event in spans.to_numpy().tolist():
         action = _ACTION.fullmatch(str(trace.events["name"].iloc[event]))
         inside = computed[np.searchsorted(computed[:, 0], start_ns) : np.searchsorted(computed[:, 0], end_ns)]
@@ -66,7 +66,7 @@ def _actions_by_messages(trace: Trace) -> list[Label]:
     called, ways = table["host_ns"].to_numpy(np.int64), [*_ways(table)]
     if not table["kind_known"].all() or any(sender == receiver for sender, receiver in ways):
         return []
-    functions, updates, computed = autograd_functions(trace), optimizer_steps(trace), executions(trace).host_compute()
+    functions, updates, computed = autograd_functions(trace), optimizer_steps(trace), executions(trace).host_compute
     labels: list[Label] = []
     refused = 0
     for step in step_windows(trace):
@@ -76,7 +76,7 @@ def _actions_by_messages(trace: Trace) -> list[Label]:
         evaluated = functions[(begin <= functions["start_ns"]) & (functions["end_ns"] <= over)]
         if evaluated.empty:
             continue
-        backwards = _backward_passes(evaluated, called[first:last])
+        backwards = join_ranges(evaluated, np.searchsorted(called[first:last], evaluated["start_ns"]))
         inside = (begin <= computed[:, 0]) & (computed[:, 1] <= over)
         forwards = _forward_passes(computed[inside], called[first:last], backwards)
         if not _are_passed_on(ways[first:last], called[first:last], forwards, backwards):
@@ -98,13 +98,6 @@ def _ways(messages: pd.DataFrame) -> Iterator[_Way]:
             yield sender, receiver
         else:
             yield str(source), str(destination)
-
-
-def _backward_passes(functions: pd.DataFrame, called: Integers) -> list[Span]:
-    """A step's backward passes: autograd's functions between two messages."""
-    by = functions.groupby(np.searchsorted(called, functions["start_ns"]))
-    passes = by.agg({"start_ns": "min", "end_ns": "max", "thread": "first"})
-    return [Span(start_ns=start, end_ns=end, thread=thread) for start, end, thread in passes.to_numpy().tolist()]
 
 
 def _forward_passes(computed: Intervals, called: Integers, backwards: Sequence[Span]) -> list[Span]:

@@ -10,11 +10,11 @@ from itertools import chain
 import numpy as np
 from numpy.typing import NDArray
 
-from overlaplab.events import Run, Trace, once_per_run, once_per_trace, step_windows
+from overlaplab.events import Run, Trace, once_per_run, once_per_trace, step_windows, windows_at
 from overlaplab.evidence.ddp import forward_passes, optimizer_steps
 from overlaplab.evidence.host_work import host_work
 from overlaplab.evidence.recorded import UNKNOWN_NS, recorded_collectives
-from overlaplab.evidence.selection import count_by_step
+from overlaplab.evidence.selection import count_by_step, launched_in
 
 _AS_MANY_BYTES = 1.5
 """Steps that launch as many collectives are of different kinds where the bytes differ by more than this factor."""
@@ -82,24 +82,19 @@ def kind_period(steps: Sequence[int], recorded: Sequence[int]) -> int | None:
 def step_signatures(trace: Trace) -> dict[int, tuple[object, ...]]:
     """What each numbered step sends and does, as something that is equal for steps of one kind."""
     windows = [window for window in step_windows(trace) if window.step is not None]
-    starts = np.array([window.host_start_ns for window in windows], dtype=np.int64)
     rows = recorded_collectives(trace)
     rows = rows[rows["start_ns"] != UNKNOWN_NS]
     launched_ns = rows["host_ns"].where(rows["host_ns"] != UNKNOWN_NS, rows["start_ns"]).to_numpy(np.int64)
-    places = np.searchsorted(starts, launched_ns, side="right") - 1
-    ends = np.array([window.host_end_ns for window in windows], dtype=np.int64)
     sent: list[Counter[str]] = [Counter() for _ in windows]
     sizes = np.zeros(len(windows), dtype=np.int64)
-    for place, at_ns, kind, size in zip(places, launched_ns, rows["kind"], rows["bytes"], strict=True):
-        if place >= 0 and at_ns < ends[place]:
+    places = windows_at(windows, launched_ns, of_host=True).tolist()
+    for place, kind, size in zip(places, rows["kind"], rows["bytes"], strict=True):
+        if place >= 0:
             sent[place][str(kind)] += 1
             sizes[place] += max(size, 0)
     passes = [count_by_step(windows, spans) for spans in (forward_passes(trace), optimizer_steps(trace))]
-    names: list[set[str]] = [set() for _ in windows]
-    for label in host_work(trace):
-        place = int(np.searchsorted(starts, label.start_ns, side="right")) - 1
-        if place >= 0 and label.start_ns < ends[place]:
-            names[place].add(re.sub(r"\d+", "", label.fields["name"]))
+    works = [launched_in(host_work(trace), window) for window in windows]
+    names = [{re.sub(r"\d+", "", label.fields["name"]) for label in each} for each in works]
     counts = [
         (tuple(sorted(by_kind.items())), tuple(sorted(names[place])), *(int(each[place]) for each in passes))
         for place, by_kind in enumerate(sent)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pandas as pd
 
 from overlaplab.analyses import Theory
+from overlaplab.analyses.memory import held_by_rank
 from overlaplab.costs import server_ns, transfer_ns
 from overlaplab.costs.memory import gathered_bytes, reduced_bytes
 from overlaplab.findings.thresholds import CLOSE_TO_THEORY
@@ -98,7 +99,7 @@ def _kinds(rows: pd.DataFrame) -> str:
 
 def held_lead(held: pd.DataFrame) -> str:
     """The memory of the rank that holds most, measured and in theory, from rows of `overlaplab.memory`."""
-    sums = held[held["part"] != "host"].groupby("rank")[["bytes", "formula_bytes"]].sum(min_count=3)
+    sums = held_by_rank(held)
     most = sums.loc[[sums["bytes"].astype("int64").idxmax()]].iloc[0]
     measured = f"{size_exact(int(most['bytes']))} on the rank that holds most"
     if pd.isna(most["formula_bytes"]):

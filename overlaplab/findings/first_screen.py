@@ -98,7 +98,7 @@ def marks_heading(window: str) -> str:
     return "How short this step could be with less exposed communication".replace("step", window)
 
 
-def marks_title(marks: pd.DataFrame, window: str = "step") -> str:
+def marks_title(marks: pd.DataFrame, window: str) -> str:
     """What `step_marks` show; `window`: see `window_word`."""
     longest = int(marks["ns"].max())
     words = [mark_words(word, int(ns), longest) for word, ns in marks[["word", "ns"]].to_numpy()]

@@ -68,7 +68,7 @@ def parse_requirement(text: str, option: str = "--require") -> Condition:
     return condition
 
 
-def judge_requirements(run: Run, requirements: list[Condition], selection: Selection = EVERYTHING) -> list[CheckLine]:
+def judge_requirements(run: Run, requirements: list[Condition], selection: Selection) -> list[CheckLine]:
     """What became of each requirement. Raises `OverlaplabError` for a predicted run."""
     if is_predicted(run):
         raise OverlaplabError("was predicted, not recorded", path=run.path, remedy="Require it of a recording.")

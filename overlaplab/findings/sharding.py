@@ -23,7 +23,7 @@ class GatherCost(Struct, frozen=True, kw_only=True):
     wait_ns: float | None
     """How long compute waits for gathers per step; None if unknown."""
     step_ns: float
-    setting: tuple[object, ...] | None = None
+    setting: tuple[object, ...] | None
     """The other settings: only if they are equal, a difference is due to prefetching. None if unknown."""
 
 

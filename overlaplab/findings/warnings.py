@@ -36,7 +36,7 @@ from overlaplab.evidence.stream_waits import missing_wait_fields
 from overlaplab.findings.predictions import prediction_lead
 from overlaplab.findings.runs import PREDICTED, link_missed, links_note, steps_named
 from overlaplab.findings.thresholds import APART_NS, MOST_KERNELS, MOST_REASONS
-from overlaplab.selection import EVERYTHING, Selection
+from overlaplab.selection import Selection
 from overlaplab.vocabulary import Rule
 from overlaplab.words import count, join_names, ms, numbers_named, percent, sentence, shorten, to_ms, unit_name
 
@@ -291,7 +291,7 @@ def _busy_warnings(run: Run) -> Iterator[str]:
     counts_as = "that waiting counts as exposed communication or idle time, not as computation"
     if not len(table):  # on a sleeping device, and in other people's loops, the trace has no counts
         counts_as = "figures of these steps include that"
-    steps = sorted({int(number) for number in busy["step"].dropna()})
+    steps = sorted(busy_steps(run))
     share = percent(worst["delayed_ns"], worst["span_ns"])
     yield (
         f"the machine was busy in step{'s' * (len(steps) > 1)} {numbers_named(steps)}: in step {worst['step']} the"
@@ -315,7 +315,7 @@ def _damaged_warnings(run: Run) -> Iterator[str]:
         yield "the figures are without the events whose times cannot be true"
 
 
-def busy_note(runs: Sequence[Run], selection: Selection = EVERYTHING) -> str | None:
+def busy_note(runs: Sequence[Run], selection: Selection) -> str | None:
     """That some of these steps were recorded on a busy machine, for checks that judge them all the same."""
     steps = selection.steps
     named = _busy_words((run.path, busy_steps(run) if steps is None else busy_steps(run) & set(steps)) for run in runs)

@@ -8,6 +8,7 @@ from typing import Any
 import pandas as pd
 
 from overlaplab.analyses.watched.dumped import dumped_groups
+from overlaplab.analyses.watched.late import MIN_LATE_NS
 from overlaplab.load.flight_recorder import FlightDumps
 from overlaplab.load.watched import Watched, WatchedRecording
 from overlaplab.words import count, join_names, ms, ordinal, percent, shorten
@@ -249,8 +250,6 @@ def _steps_per_column(table: pd.DataFrame) -> int:
     return int((table["last_step"] - table["first_step"]).max()) + 1 if len(table) else 1
 
 
-MIN_LATE_NS = 1_000_000
-"""Who comes last by less than a millisecond is not late."""
 MAX_NAMED = 3
 """How many disagreements are listed, and how many kinds in each."""
 

@@ -51,7 +51,7 @@ class Chapter(Struct, frozen=True, kw_only=True):
     verdict: str = ""
     advice: tuple[str, ...] = ()
     """What to do about the verdict, and what else to know of it."""
-    note: str | None = None
+    note: str | None
     warnings: tuple[str, ...] = ()
 
 

@@ -244,7 +244,7 @@ def collectives_document(of: RunTables) -> Document:
     } | _end(of)
 
 
-def plan_document(plan: Plan, step: PlannedStep | None = None, training: Training | None = None) -> Document:
+def plan_document(plan: Plan, step: PlannedStep | None, training: Training | None) -> Document:
     """The batch, the model's arithmetic, and what each GPU holds by stage of ZeRO; with a recording the predicted step,
     and what training takes with it.
     """
@@ -309,7 +309,7 @@ def compare_document(runs: Sequence[Run], selection: Selection = EVERYTHING) -> 
     }
 
 
-def _sweep_document(runs: Sequence[Run], selection: Selection = EVERYTHING) -> Document:
+def _sweep_document(runs: Sequence[Run], selection: Selection) -> Document:
     """`sweep`'s rows by cap, each with its buckets on the link: ns from the start of the step that stands for it."""
     table, links = analyses.sweep(runs, selection), analyses.sweep_links(runs, selection)
     of_cap = {cap: links[links["bucket_cap_mb"].eq(cap)] for cap in table["bucket_cap_mb"]}

@@ -16,6 +16,7 @@ from itertools import chain, islice
 from itertools import count as counted
 from typing import Any, BinaryIO
 
+import numpy as np
 import pandas as pd
 from msgspec import Struct
 
@@ -24,7 +25,6 @@ from overlaplab.events import Run, Trace
 from overlaplab.evidence.arrays import int_or_none
 from overlaplab.evidence.clocks import run_zero_ns
 from overlaplab.findings.runs import describe_link, describe_prediction, describe_ranks
-from overlaplab.report.flows import Ends, arrows_of_collectives, arrows_of_events
 from overlaplab.report.threads import assign_threads, nesting_tracks, numbered_names, us_text
 from overlaplab.sections.run_tables import RunTables
 from overlaplab.timeline.marks import Timeline
@@ -45,6 +45,15 @@ _COLLECTIVE_ARGUMENTS = (
     ("comms_id", "Comms Id"),
 )
 _OF_COLLECTIVE = ("kind", "bytes", "group_description", "transfer_ns", "bus_gb_per_s", "skew_ns", "last_rank")
+_FLOWS = (("flow_launch", "ac2g"), ("flow_backward", "fwdbwd"))
+"""Columns of events that number arrows, and kineto's categories for these."""
+
+Ends = dict[int, list[str]]
+"""By row of a trace's events: the ends of arrows there as the first members of a JSON object, without time and place.
+
+An arrow has an end in each slice that it joins (`s` the first, `f` the last, `t` between), all with one id; the slice
+is the one around the end's time on its thread.
+"""
 
 _LINES_AT_ONCE = 4096
 """Lines that are made and written at once."""
@@ -70,14 +79,14 @@ def _lines(run: Run, progress: Callable[[int, int], None] | None) -> Iterator[st
     yield ' "traceEvents": ['
     details = _details(run)
     ids = counted(1)
-    across = arrows_of_collectives(timeline, len(run.traces), ids)
+    across = _arrows_of_collectives(timeline, len(run.traces), ids)
     comma = ""
     for place, trace in enumerate(run.traces):
         if progress:
             progress(place, len(run.traces))
         writer = _Writer(run=run, place=place, first_ns=first)
         ends = across[place]
-        for row, arrows in arrows_of_events(trace, ids).items():
+        for row, arrows in _arrows_of_events(trace, ids).items():
             ends.setdefault(row, []).extend(arrows)
         for line in chain(writer.rank_lines(timeline, *details), writer.event_lines(trace, ends)):
             yield f"{comma}{line}"
@@ -188,6 +197,41 @@ class _Writer(Struct, frozen=True, kw_only=True):
                 )
                 for end in ends.get(row, ()):
                     yield f"{{{end},{where}}}"
+
+
+def _arrows_of_events(trace: Trace, ids: Iterator[int]) -> Ends:
+    """The trace's own arrows; each gets one of `ids`, since ranks number theirs alike."""
+    ends: Ends = {}
+    for column, category in _FLOWS:
+        numbers = trace.events[column].to_numpy()
+        rows = np.flatnonzero(numbers >= 0)
+        table = pd.DataFrame({"row": rows, "number": numbers[rows]})
+        for _, joined in table.groupby("number", sort=False)["row"]:
+            _join([(int(row), ends) for row in joined], category, ids)
+    return ends
+
+
+def _arrows_of_collectives(timeline: Timeline, traces: int, ids: Iterator[int]) -> list[Ends]:
+    """Per trace of the run: for each collective an arrow through its first event on each rank, in order of start."""
+    ends: list[Ends] = [{} for _ in range(traces)]
+    events = timeline.events
+    with_event = events[(events["collective"] >= 0) & (events["event"] >= 0)].sort_values("start_ns", kind="stable")
+    firsts = with_event.drop_duplicates(["collective", "trace"])
+    for _, rows in firsts.groupby("collective", sort=False):
+        joined = zip(rows["event"].tolist(), rows["trace"].tolist(), strict=True)
+        _join([(row, ends[place]) for row, place in joined], "collective", ids)
+    return ends
+
+
+def _join(places: list[tuple[int, Ends]], category: str, ids: Iterator[int]) -> None:
+    """Add an end at each of these rows, in order of time; one alone has nothing to point to."""
+    if len(places) < 2:
+        return
+    number, last = next(ids), len(places) - 1
+    for place, (row, ends) in enumerate(places):
+        phase = "s" if place == 0 else "f" if place == last else "t"
+        bound = ',"bp":"e"' if phase == "f" else ""
+        ends.setdefault(row, []).append(f'"ph":"{phase}","id":{number},"cat":"{category}","name":"{category}"{bound}')
 
 
 def _more_arguments(trace: Trace) -> dict[int, list[str]]:

@@ -14,12 +14,17 @@ from rich.text import Text
 from overlaplab import analyses, findings
 from overlaplab.columns import Column
 from overlaplab.events import Run
-from overlaplab.evidence.arrays import int_or_none
 from overlaplab.formats import UNKNOWN, digits, text
 from overlaplab.report.documents import predict_document
 from overlaplab.sections import tables
 from overlaplab.sections.blocks import MOST_ROWS, TableBlock
-from overlaplab.sections.run_tables import RunTables, diagnosed_pipeline_waits, one_window, pipeline_tables
+from overlaplab.sections.run_tables import (
+    RunTables,
+    diagnosed_pipeline_waits,
+    one_window,
+    pipeline_tables,
+    table_window,
+)
 from overlaplab.selection import Selection
 from overlaplab.simulate.predictions.predict import Prediction
 from overlaplab.words import visible_line
@@ -127,8 +132,7 @@ def schedule(of: RunTables, *, every: bool = False) -> Iterator[Printed]:
         yield findings.run_title(of.run)
     if len(steps) == 1:
         yield findings.schedule_line(steps.iloc[0], table["layer"].nunique())
-        rank, step = (int_or_none(table[name].iloc[0]) for name in ("rank", "step"))
-        yield from _tables(tables.gathers_rows(table, of.find_diagnosis(rank, step)), "", every=every)
+        yield from _tables(tables.gathers_rows(table, of.find_diagnosis(*table_window(table))), "", every=every)
     yield from warnings((*of.warnings, *findings.schedule_notes(table)))
 
 

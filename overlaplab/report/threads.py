@@ -11,8 +11,7 @@ from msgspec import Struct
 from numpy.typing import NDArray
 
 from overlaplab.events import Trace, thread_numbers
-
-Integers = NDArray[np.int64]
+from overlaplab.intervals import Integers, Mask
 
 FIRST_THREAD = 1000
 """Tracks that are no threads of the trace have smaller numbers, so that they stand above these."""
@@ -65,7 +64,7 @@ def numbered_names(name: str, count: int) -> list[str]:
     return [name, *(f"{name} ({track})" for track in range(2, count + 1))]
 
 
-def _groups(events: pd.DataFrame, host: NDArray[np.bool_]) -> list[NDArray[np.intp]]:
+def _groups(events: pd.DataFrame, host: Mask) -> list[NDArray[np.intp]]:
     """The rows of each stream, then of each thread, in the order that `nesting_tracks` takes."""
     device, stream = events["device"].to_numpy(np.int64), events["stream"].to_numpy(np.int64)
     keys = pd.DataFrame({"host": host, "device": np.where(host, thread_numbers(events), device), "stream": stream})

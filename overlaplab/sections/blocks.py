@@ -130,7 +130,7 @@ class Bars(Struct, frozen=True, kw_only=True):
     heads: tuple[str, str, str]
     """What its labels, its bars, and their lines are."""
     bars: Sequence[Bar]
-    predicted: bool = False
+    predicted: bool
     """Whether nobody recorded the run: then the bars are pale, with dashed outlines, as in charts."""
     remainder: str = ""
     """What is too short for a bar; empty where nothing is."""

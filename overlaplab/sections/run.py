@@ -46,8 +46,8 @@ def window_section(
     visible: WindowStatistics,
     selected: WindowStatistics | None,
     what: str,
-    step: int | None = None,
-    why: str = "",
+    step: int | None,
+    why: str,
 ) -> Section:
     """A window of the timeline that can be moved: what is `visible`, or else `selected`, in figures.
 

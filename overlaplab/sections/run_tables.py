@@ -146,8 +146,8 @@ class RunTables(Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def _speaking_window(self) -> tuple[int | None, int | None]:
-        """The rank and step that speak for the run."""
-        return _window_place(analyses.worst_step(self._quiet_steps))
+        """The rank and step that speak for the run; None for both where nothing was measured."""
+        return (None, None) if self.summary.empty else _window_place(analyses.worst_step(self._quiet_steps))
 
     @cached_property
     def why_chosen(self) -> str:
@@ -169,8 +169,7 @@ class RunTables(Struct, frozen=True, kw_only=True, dict=True):
     @cached_property
     def loop(self) -> Loop:
         """What the training loop does, as the step that speaks for the run shows it."""
-        rank, step = (self.window.get(name) for name in ("rank", "step"))
-        return self._loop_in(_select_window(rank, step))
+        return self._loop_in(_select_window(*self._speaking_window))
 
     def _loop_in(self, selection: Selection) -> Loop:
         """What the loop does, as the selected steps show it; that some steps send nothing shows accumulation, too."""
@@ -238,7 +237,7 @@ def step_timeline(run: Run, step: int | None = None) -> View:
     return timeline_view(lanes, start_ns=int(rows["start_ns"].min()), end_ns=int(rows["end_ns"].max()))
 
 
-def _window_place(window: Mapping[str, Any]) -> tuple[int | None, int | None]:
+def _window_place(window: Mapping[str, Any] | pd.Series) -> tuple[int | None, int | None]:
     """The rank and step of a row of `summary`."""
     return int_or_none(window["rank"]), int_or_none(window["step"])
 
@@ -249,7 +248,7 @@ def _select_window(rank: int | None, step: int | None) -> Selection:
 
 def table_window(table: pd.DataFrame) -> tuple[int | None, int | None]:
     """The rank and step of a table whose rows all have the same ones."""
-    return int_or_none(table["rank"].iloc[0]), int_or_none(table["step"].iloc[0])
+    return _window_place(table.iloc[0])
 
 
 def one_window(

@@ -50,7 +50,7 @@ def summary_section(of: RunTables, diagnosis: Diagnosis, note: str | None) -> Se
     )
 
 
-def cause_bars(diagnosis: Diagnosis, *, predicted: bool = False) -> Bars:
+def cause_bars(diagnosis: Diagnosis, *, predicted: bool) -> Bars:
     """One bar per cause, the most expensive first."""
     causes = diagnosis.causes
     shown = [each for each in causes if each.exposed_ns >= SMALL_CAUSE * diagnosis.exposed_ns][:MOST_BARS] or causes[:1]

@@ -9,10 +9,9 @@ import numpy as np
 import pandas as pd
 
 from overlaplab.analyses.across_runs.settings import is_emulated, is_predicted, model_settings, setting_numbers
-from overlaplab.analyses.across_runs.step_parts import median_parts
 from overlaplab.analyses.across_runs.tiers import Steps, is_fastest, spread, step_times, tiers
-from overlaplab.analyses.memory import memory, peaks
-from overlaplab.analyses.summary import summary
+from overlaplab.analyses.memory import held_by_rank, memory, peaks
+from overlaplab.analyses.summary import median_parts, ratio_of_sums, summary
 from overlaplab.analyses.systems.label_tables import recomputation
 from overlaplab.analyses.volume import volume, volume_theory
 from overlaplab.analyses.worst import drop_damaged
@@ -99,14 +98,13 @@ def _summarise_whole_run(run: Run) -> tuple[pd.DataFrame, dict[str, Any]]:
 
 def _row(run: Run, table: pd.DataFrame) -> dict[str, Any]:
     manifest = run.manifest
-    comm = int(table["comm_ns"].sum())
     row: dict[str, Any] = {
         "path": run.path,
         "strategy": manifest.strategy if manifest else None,
         "bucket_cap_mb": manifest.bucket_cap_mb if manifest else None,
         "ranks": table["rank"].nunique(dropna=False),
         "steps": table["start_ns"].groupby(table["rank"], dropna=False).count().max() if len(table) else 0,
-        "overlap_ratio": int(table["overlapped_ns"].sum()) / comm if comm else None,
+        "overlap_ratio": ratio_of_sums(table),
         "emulated": is_emulated(run),
         "predicted": is_predicted(run),
         "phantoms": len(manifest.phantom_ranks) if manifest else 0,
@@ -123,9 +121,7 @@ def _row(run: Run, table: pd.DataFrame) -> dict[str, Any]:
 def _sizes(run: Run, table: pd.DataFrame, steps: int) -> dict[str, Any]:
     """What was sent in so many steps and held, and both in theory."""
     theory, memories = volume_theory(run), run.manifest.memory if run.manifest else ()
-    held = memory(run)
-    held = held[held["part"] != "host"].groupby("rank")[["bytes", "formula_bytes"]].sum(min_count=3)
-    largest = held.max()
+    largest = held_by_rank(memory(run)).max()
     return {
         "sent_bytes": _sent_bytes(run, table, steps),
         "theory_sent_bytes": theory.sent_bytes if theory and table["step"].notna().any() else None,  # of one step

@@ -9,10 +9,9 @@ import numpy as np
 import pandas as pd
 
 from overlaplab.analyses.across_runs.settings import is_emulated, is_sweep, name_differences
-from overlaplab.analyses.across_runs.step_parts import STEP_PARTS, median_parts
 from overlaplab.analyses.across_runs.tiers import is_fastest, spread, step_times, tiers
 from overlaplab.analyses.buckets import buckets
-from overlaplab.analyses.summary import summary
+from overlaplab.analyses.summary import STEP_PARTS, median_parts, ratio_of_sums, summary
 from overlaplab.analyses.worst import drop_damaged, rows_of
 from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run, Trace, Window, activity
@@ -130,7 +129,6 @@ def _row(tables: Sequence[pd.DataFrame]) -> dict[str, Any]:
     """A cap's figures, from the summaries of its recordings."""
     pooled = pd.concat(tables)
     times = [step_times(table) for table in tables]
-    comm = int(pooled["comm_ns"].sum())
     wide, middles = spread(times), [float(np.nanmedian(recording)) for recording in times]
     return {
         "runs": len(tables),
@@ -140,7 +138,7 @@ def _row(tables: Sequence[pd.DataFrame]) -> dict[str, Any]:
         "lowest_ms": min(middles),
         "highest_ms": max(middles),
         **median_parts(pooled),
-        "overlap_ratio": int(pooled["overlapped_ns"].sum()) / comm if comm else None,
+        "overlap_ratio": ratio_of_sums(pooled),
     }
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 from msgspec import Struct
-from numpy.typing import NDArray
+
+from overlaplab.intervals import Integers
 
 _STEP_COLUMNS = (
     *("rank", "step", "microbatches", "gathers", "frees", "partial_frees", "layer_gathers", "layer_frees"),
@@ -107,7 +108,7 @@ def _lasting_units(table: pd.DataFrame, staying: set[str]) -> set[str]:
     }
 
 
-def _places(table: pd.DataFrame) -> tuple[NDArray[np.int64], pd.DataFrame]:
+def _places(table: pd.DataFrame) -> tuple[Integers, pd.DataFrame]:
     """For each row the number of its rank and step, in order of appearance; and `rank` and `step` by that number."""
     numbers = table.groupby(["rank", "step"], dropna=False, sort=False).ngroup()
     place = np.asarray(numbers, dtype=np.int64)
@@ -115,7 +116,7 @@ def _places(table: pd.DataFrame) -> tuple[NDArray[np.int64], pd.DataFrame]:
     return place, identity
 
 
-def _curves(table: pd.DataFrame, place: NDArray[np.int64]) -> pd.DataFrame:
+def _curves(table: pd.DataFrame, place: Integers) -> pd.DataFrame:
     """For each rank and step a first row of zeros, then one row per change.
 
     Columns: `place`, `time_ns`, `bytes`, `resharded_bytes`, `layers`.

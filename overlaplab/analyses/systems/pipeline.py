@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from overlaplab.analyses.worst import rows_of
 from overlaplab.costs.pipeline import FORWARD, StageAction, bubble, held_counts
@@ -20,7 +19,7 @@ from overlaplab.evidence.pipelines import actions_by_step, idle_by_schedule, pip
 from overlaplab.evidence.recorded import UNKNOWN_NS
 from overlaplab.evidence.selection import selected_traces, selected_windows
 from overlaplab.evidence.waits import arrivals
-from overlaplab.intervals import Intervals, lengths_within, subtract, union
+from overlaplab.intervals import Integers, Intervals, lengths_within, subtract, union
 from overlaplab.selection import EVERYTHING, Selection
 
 _ACTIONS = {
@@ -211,9 +210,7 @@ def _step_rows(
             }
 
 
-def _times(
-    trace: Trace, actions: Sequence[tuple[StageAction, Label]], offset: int
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _times(trace: Trace, actions: Sequence[tuple[StageAction, Label]], offset: int) -> tuple[Integers, Integers]:
     """Starts and ends by the first rank's clock; on a GPU in device time."""
     ran = executions(trace)
     begun = [ran.first_begin_ns(label.start_ns) for _, label in actions]
@@ -222,9 +219,7 @@ def _times(
     return np.array(starts, dtype=np.int64) - offset, np.array(ends, dtype=np.int64) - offset
 
 
-def _gaps(
-    run: Run, place: int, starts: NDArray[np.int64], ends: NDArray[np.int64]
-) -> dict[str, NDArray[np.int64]] | None:
+def _gaps(run: Run, place: int, starts: Integers, ends: Integers) -> dict[str, Integers] | None:
     """The parts of these gaps of a rank; None where the two ends of a message are not known."""
     if (messages := _messages(run)[place]) is None:
         return None

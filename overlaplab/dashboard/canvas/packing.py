@@ -32,7 +32,6 @@ from numpy.typing import NDArray
 from overlaplab.charts.lanes import host_colours, mark_colours
 from overlaplab.charts.theme import Palette
 from overlaplab.findings import mark_name, mark_word
-from overlaplab.intervals import subtract
 from overlaplab.timeline.host_lanes import HostKind, HostLanes, device_marks
 from overlaplab.timeline.marks import MarkKind, Timeline
 from overlaplab.words import shorten
@@ -158,7 +157,7 @@ def _overview(timeline: Timeline, first: int, last: int) -> tuple[NDArray[np.uin
     edges = np.linspace(first, max(last, first + 1), SLOTS + 1)
     rows = []
     for _, activity, origin in timeline.activities:
-        alone = subtract(activity.communication, activity.compute)
+        alone = activity.exposed
         rows.append([_shares(activity.compute - origin, edges), _shares(alone - origin, edges)])
     both = np.array(rows, dtype=np.float64).reshape(-1, 2, SLOTS)
     scaled = np.ceil(255 * both).astype(np.uint8)

@@ -48,7 +48,7 @@ class Advised(Struct, frozen=True, kw_only=True):
     """How much more each rank would hold, at most; None where unknown."""
     why: str
     """What it answers, in words: the diagnosed step's largest such cause or idle time, or other steps; else empty."""
-    window: str = "step"
+    window: str
     """What the times are of: see `window_word`."""
 
     @property
@@ -83,7 +83,7 @@ def actions_title(actions: Sequence[Advised], *, advised: bool) -> str:
 
 
 def ranked_actions(
-    gains: pd.DataFrame, cause_rows: pd.DataFrame, loop: Loop, idle_ns: int = 0, window: str = "step"
+    gains: pd.DataFrame, cause_rows: pd.DataFrame, loop: Loop, idle_ns: int, window: str
 ) -> tuple[Advised, ...]:
     """The actions that shorten a step, in the order in which they are advised.
 
@@ -133,7 +133,7 @@ def listed_actions(actions: Sequence[Advised]) -> Sequence[Advised]:
     return (*worth[:1], *others)[:MOST_ACTIONS] if others else ()
 
 
-def explain_actions(actions: Sequence[Advised], cause_rows: pd.DataFrame, idle_ns: int = 0) -> tuple[Advised, ...]:
+def explain_actions(actions: Sequence[Advised], cause_rows: pd.DataFrame, idle_ns: int) -> tuple[Advised, ...]:
     """The same actions, each with what it answers in another step, which has these rows and idle time."""
     rows = [_answered_rows(each.action, each.setting, cause_rows) for each in actions]
     return tuple(

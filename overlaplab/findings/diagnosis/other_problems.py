@@ -50,7 +50,7 @@ def other_problem(
     return f"{begin}for {computing} {of_whole} the rank computes." if begin else None
 
 
-def other_problem_advice(table: pd.DataFrame, idle_rows: pd.DataFrame | None, host: HostRole = "launches") -> str:
+def other_problem_advice(table: pd.DataFrame, idle_rows: pd.DataFrame | None, host: HostRole) -> str:
     """What to do where `other_problem` is not None; takes the same tables."""
     span = int(table["span_ns"].sum())
     idle, memory = int(table["idle_ns"].sum()), int(table["memory_only_ns"].sum())

@@ -82,7 +82,7 @@ def how_short(diagnosis: Diagnosis) -> str:
     return f"{it} takes {ms(span_ns)}: {how}, and {ms(alone_ns)} without any communication{idles}{condition}."
 
 
-def hidden_finding(diagnosis: Diagnosis, unseen: Unseen = OTHER_RANKS) -> str:
+def hidden_finding(diagnosis: Diagnosis, unseen: Unseen) -> str:
     """How much of the communication was hidden, as far as the traces show it."""
     hidden = f"{ms(diagnosis.hidden_ns)} of {ms(diagnosis.comm_ns)}"
     if unseen.only_ends:
