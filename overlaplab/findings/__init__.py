@@ -91,6 +91,7 @@ from overlaplab.findings.runs import describe_prediction, describe_settings, lin
 from overlaplab.findings.sharding import (
     CHOOSE_A_CELL,
     GatherCost,
+    gathers_exposed,
     gathers_lead,
     prefetch_gain,
     scatters_exposed,

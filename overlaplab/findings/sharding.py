@@ -298,6 +298,17 @@ def _at_most(times: pd.Series) -> str:
     return f"{ms(int(times.max()))} at most in a rank's step"
 
 
+def gathers_exposed(table: pd.DataFrame, exposed: pd.DataFrame) -> str | None:
+    """How much of a step's gathers is exposed, where that is more than compute waited for them.
+
+    Takes rows of `analyses.schedule` and of `overlaplab.exposed` about one rank and step.
+    """
+    bare = int(exposed.loc[exposed["kind"] == "all_gather", "exposed_ns"].sum())
+    if table["wait_ns"].isna().all() or bare <= table["wait_ns"].sum():
+        return None
+    return f"Gathers are exposed for {ms(bare)}: also while compute paused for another reason."
+
+
 def scatters_exposed(scatters: pd.DataFrame, exposed: pd.DataFrame) -> str | None:
     """How much of a step's reduce-scatters is exposed; None without any.
 

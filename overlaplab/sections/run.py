@@ -120,10 +120,12 @@ def gathers_section(
     rows = partial(charts.schedule, table, scatters, prefetch=prefetch, window_ns=window, line=line)
     where = findings.window_name(table) or "the whole recording"
     exposed = None if diagnosis is None else pd.concat([share.rows for share in diagnosis.causes] or [scatters.head(0)])
-    remark = None if exposed is None or "kind" not in exposed else findings.scatters_exposed(scatters, exposed)
+    remarks: list[str | None] = []
+    if exposed is not None and "kind" in exposed:
+        remarks = [findings.gathers_exposed(table, exposed), findings.scatters_exposed(scatters, exposed)]
     return Section(
         title="Gathered parameters (ZeRO-3, FSDP)",
-        lead=" ".join(filter(None, [findings.gathers_lead(table, where), remark])),
+        lead=" ".join(filter(None, [findings.gathers_lead(table, where), *remarks])),
         blocks=[
             Chart(f"{prefix}schedule_chart", rows, note, as_held(table, "schedule")),
             Chart(f"{prefix}curve_chart", curve, note, as_held(held, "gathered_bytes")),
