@@ -84,7 +84,8 @@ def _host_phases(trace: Trace) -> _Phases:
     before = union(starts, np.minimum(first, ends))
     for phase, region in (("before", before), ("between", subtract(steps, before))):
         phases |= _split_by_name(trace, phase, phase, intersect(left, region))
-    return {key: subtract(stretches, busy.exposed) for key, stretches in phases.items()}
+    exposed = busy.exposed
+    return {key: subtract(stretches, exposed) for key, stretches in phases.items()}
 
 
 def _device_phases(trace: Trace) -> _Phases:

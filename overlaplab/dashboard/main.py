@@ -172,6 +172,7 @@ def _pick_run(needed: bool, *, compares: bool) -> bool:
         if not needed:
             return False
         problem = "There are no runs in this folder yet" if there else "There is no such folder"
+        problem = "Too many folders to look into them all: open one further down" if is_cut else problem
         _welcome("Open a folder of runs" if folder is None else problem, folder)
         if refused is not None:
             st.text(refused)

@@ -132,12 +132,8 @@ def advice_sentences(table: pd.DataFrame, diagnosis: Diagnosis) -> Iterator[str]
     for row in table[table["best"] & (table["option"] == "buckets") & (table["buckets"] > 1)].to_dict("records"):
         if not _is_little(row):
             first = next((each for each in diagnosis.actions if each.is_worth_it), None)
-            sure_ns = (
-                0
-                if first is None
-                else max(first.gain_ns + LITTLE_GAIN * _present_ns(row), int_or_none(row["half_ns"]) or 0)
-            )
-            more = first is not None and row["replayed"] and row["gain_ns"] > sure_ns
+            doubt_ns = max(LITTLE_GAIN * _present_ns(row), int_or_none(row["half_ns"]) or 0)
+            more = first is not None and row["replayed"] and row["gain_ns"] > first.gain_ns + doubt_ns
             yield f"{capitalise(_sentence(row, window))}{_MORE_THAN_FIRST if more else ''}"
     played = bool(table["least_ns"].notna().any())
     gained_ns = max((int(ns) for ns in table.loc[table["replayed"], "gain_ns"]), default=0)

@@ -59,8 +59,8 @@ def bucket_notes(table: pd.DataFrame) -> tuple[str, ...]:
     added_ns, once_ns = _sent_ns(table)
     if added_ns > once_ns:
         notes.append(
-            f"some buckets are sent at the same time, which each counts: over all ranks and steps {ms(added_ns)} added"
-            f" up, and {ms(once_ns)} together"
+            f"some buckets are sent at the same time, which each counts: {ms(added_ns)} added up, and {ms(once_ns)}"
+            " together, of all ranks and steps that are listed"
         )
     return tuple(notes)
 

@@ -303,8 +303,9 @@ def gathers_exposed(table: pd.DataFrame, exposed: pd.DataFrame) -> str | None:
 
     Takes rows of `analyses.schedule` and of `overlaplab.exposed` about one rank and step.
     """
-    bare = int(exposed.loc[exposed["kind"] == "all_gather", "exposed_ns"].sum())
-    if table["wait_ns"].isna().all() or bare <= table["wait_ns"].sum():
+    of_units = (exposed["kind"] == "all_gather") & exposed["what"].isin(table["unit"])
+    bare = int(exposed.loc[of_units, "exposed_ns"].sum())
+    if table["wait_ns"].isna().any() or bare <= table["wait_ns"].sum():
         return None
     return f"Gathers are exposed for {ms(bare)}: also while compute paused for another reason."
 

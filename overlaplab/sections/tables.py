@@ -467,7 +467,7 @@ def median_kinds_rows(table: pd.DataFrame) -> TableBlock:
         ranked_by="exposed_max_ns",
         ranked_words="that were exposed most",
         narrow=columns("communication_by", *shown),
-        legend="ms of all steps together; at most: the most exposed rank; groups may work at the same time",
+        legend="ms of all that is selected, together; at most: the most exposed rank; groups may work at the same time",
     )
 
 

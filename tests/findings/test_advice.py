@@ -90,7 +90,11 @@ def test_a_list_of_caps_that_gains_more_than_the_first_action_says_so() -> None:
     table, diagnosis = tables.advice, tables.diagnosis
     assert diagnosis is not None
     of_list, little_ns = table["option"] == "buckets", diagnosis.actions[0].step_ns // 60
-    for more_ns, half_ns, ends in ((little_ns, 0, False), (2 * little_ns, 0, True), (2 * little_ns, 10**9, False)):
+    for more_ns, half_ns, ends in (
+        (little_ns, 0, False),
+        (2 * little_ns, 0, True),
+        (2 * little_ns, 3 * little_ns, False),
+    ):
         gain_ns = table["gain_ns"].mask(of_list, diagnosis.actions[0].gain_ns + more_ns)
         sentences = findings.advice_sentences(table.assign(gain_ns=gain_ns, half_ns=half_ns), diagnosis)
         (last,) = (text.rpartition(". ")[2] for text in sentences if "bucket_cap_mb_list" in text)

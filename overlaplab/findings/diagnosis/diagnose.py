@@ -322,18 +322,21 @@ def why_chosen(
     """Why a diagnosis is about its window: `rank` and `step` as asked for, None for any; the others: which it is."""
     ranks = table["rank"].nunique(dropna=False)
     kind = kind_name(table, chosen_step) if step is None else ""
-    of_rank = table if chosen_rank is None else rows_of(table, {"rank": chosen_rank})
-    able = without_outliers(drop_damaged(of_rank))
-    steps = steps_of_kind(able if chosen_step in set(able["step"]) else of_rank, chosen_step)["step"].nunique(
-        dropna=False
-    )
+
+    def count_steps(rows: pd.DataFrame) -> int:
+        of_rank = rows if chosen_rank is None else rows_of(rows, {"rank": chosen_rank})
+        return int(steps_of_kind(of_rank, chosen_step)["step"].nunique(dropna=False))
+
+    able = without_outliers(drop_damaged(table if rank is None else rows_of(table, {"rank": rank})))
+    recorded_steps = count_steps(table)
+    steps = count_steps(able) if chosen_step in set(able["step"]) else recorded_steps
     the_rank = "the most exposed rank" if rank is None and ranks > 1 else ""
     the_step = ""
     if step is None and steps > 1:
         the_step = "its median step by exposed time" if steps > 2 else "the more exposed of its two steps"
-        the_step += f" among its kind, {kind}" if kind else ""
-    elif step is None and of_rank["step"].nunique() > 1:
+    elif step is None and recorded_steps > 1:
         the_step = "its only whole step"
+    the_step += f" among its kind, {kind}" if kind and the_step else ""
     chosen = ", ".join(filter(None, (the_rank, the_step)))
     return chosen or ("as chosen" if rank is not None or step is not None else "the only one")
 

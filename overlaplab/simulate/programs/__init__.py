@@ -13,6 +13,7 @@ from typing import TypeAlias
 
 from msgspec.structs import replace
 
+from overlaplab.dtypes import dtype_bytes
 from overlaplab.events import Run, rule_of
 from overlaplab.evidence.passes import bucket_labels
 from overlaplab.manifest import Manifest, strategy_traits
@@ -36,7 +37,7 @@ from overlaplab.simulate.programs.units import TorchFSDP2, Zero3
 from overlaplab.simulate.recorded import MOST_RANKS, recorded_programs
 from overlaplab.traits import TRAITS, Traits
 from overlaplab.vocabulary import Rule
-from overlaplab.words import known_names
+from overlaplab.words import known_names, shorten
 
 Programs: TypeAlias = tuple[Program, ...]
 """One of each rank."""
@@ -218,6 +219,9 @@ def _model(run: Run, manifest: Manifest, profile: Profile, options: Options) -> 
     policy = (manifest.raw or {}).get("unit_policy") or "by_block"
     if TRAITS[options.strategy].gathers == "units" and policy != "by_block":
         raise refusal(run, f"which units of the policy {policy} stay gathered is not known")
+    for dtype in filter(None, (manifest.param_dtype, manifest.reduce_dtype)):
+        if dtype_bytes(dtype) is None:
+            raise refusal(run, f"how large its type {shorten(dtype)} is, is not known")
     return RecordedModel.from_manifest(manifest, profile.uses, arrived)
 
 
@@ -249,6 +253,8 @@ def _require_recorded(run: Run, setting: Setting) -> tuple[Manifest, Programs, D
     if len(run.traces) + len(manifest.phantom_ranks) < manifest.world_size and not is_edited_alone:
         what = f"{len(run.traces)} of {manifest.world_size} ranks are there"
         raise refusal(run, what, "Of these overlaplab predict takes --edit; anything else needs all ranks' traces")
+    if len(run.traces) > manifest.world_size:
+        raise refusal(run, f"run.json says {manifest.world_size}, and there are traces of {len(run.traces)} ranks")
     recorded = recorded_programs(run)
     if recorded is None:
         what = "its traces do not show what every rank launched and waited for, and in which order"

@@ -100,13 +100,11 @@ def test_what_of_reduce_scatters_is_exposed() -> None:
 
 
 def test_what_of_gathers_is_exposed_beyond_waits_for_them() -> None:
-    exposed = pd.DataFrame(
-        [("all_gather", "head", 3_000_000), ("reduce_scatter", "head", 9_000_000)],
-        columns=["kind", "what", "exposed_ns"],
-    )
-    waits = pd.DataFrame({"wait_ns": pd.array([2_000_000, None], dtype="Int64")})
+    rows = [("all_gather", "head", 3_000_000), ("reduce_scatter", "head", 9), ("all_gather", "activations", 9)]
+    exposed = pd.DataFrame(rows, columns=["kind", "what", "exposed_ns"])
+    waits = pd.DataFrame({"unit": ["head", "head"], "wait_ns": pd.array([2_000_000, 0], dtype="Int64")})
     assert sharding.gathers_exposed(waits, exposed) == (
         "Gathers are exposed for 3.0 ms: also while compute paused for another reason."
     )
     assert sharding.gathers_exposed(waits.assign(wait_ns=[3_000_000, 0]), exposed) is None
-    assert sharding.gathers_exposed(waits.tail(1), exposed) is None
+    assert sharding.gathers_exposed(waits.assign(wait_ns=pd.array([2_000_000, None], dtype="Int64")), exposed) is None

@@ -309,6 +309,10 @@ def test_why_this_step(asked: tuple[int | None, int | None], why: str) -> None:
     assert why_chosen(summary_rows(STEPS[0], STEPS[2]), None, None) == "the more exposed of its two steps"
     damaged = summary_rows(STEPS[0], STEPS[2]).assign(damaged=[True, False])
     assert why_chosen(damaged, None, None, 0, int(STEPS[2][1])) == "its only whole step"
+    others = summary_rows((1, *STEPS[0][1:]), (1, *STEPS[2][1:])).assign(damaged=False)  # damaged on one rank alone
+    assert why_chosen(pd.concat([damaged, others]), None, None, 1, int(STEPS[2][1])) == (
+        "the most exposed rank, its only whole step"
+    )
     unmarked = pd.concat([table[table["rank"] == 1], table[table["rank"] == 0].iloc[:1].assign(step=pd.NA)])
     assert why_chosen(unmarked, None, None, 0, None) == "the most exposed rank"
     assert why_chosen(unmarked, None, None, 1, 2) == "the most exposed rank, its median step by exposed time"

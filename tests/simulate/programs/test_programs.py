@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from samples import TRACES, sample_run, unlabelled, with_recorders_labels
 
 import overlaplab
+from overlaplab import simulate
 from overlaplab.costs import hops_ns, transfer_ns
 from overlaplab.errors import OverlaplabError
 from overlaplab.manifest import Link, Manifest, Parameter
@@ -361,6 +362,24 @@ def test_runs_that_tell_too_little_are_refused(tmp_path: Path) -> None:
     ):
         with pytest.raises(OverlaplabError, match=words):
             all_programs(run, Setting(link=Link(emulated=True, bandwidth_gbps=1, latency_us=1, world_size=2)))
+
+
+@pytest.mark.parametrize(
+    ("written", "words"),
+    [
+        ({"world_size": 1}, "run.json says 1, and there are traces of 2 ranks"),
+        ({"param_dtype": "nf4"}, "how large its type nf4 is, is not known"),
+        ({"reduce_dtype": "nf4"}, "how large its type nf4 is, is not known"),
+    ],
+)
+def test_a_run_json_that_cannot_be_is_refused(tmp_path: Path, written: dict[str, Any], words: str) -> None:
+    shutil.copytree(TRACES / "zero3", tmp_path / "run")
+    manifest = json.loads((TRACES / "zero3" / "run.json").read_text())
+    (tmp_path / "run" / "run.json").write_text(json.dumps(manifest | written))
+    run = overlaplab.load_run(tmp_path / "run")
+    with pytest.raises(OverlaplabError, match=words):
+        all_programs(run, Setting(prefetch=2))
+    simulate.remedies(run)
 
 
 @pytest.mark.parametrize(
