@@ -244,7 +244,7 @@ def collectives_document(of: RunTables) -> Document:
     } | _end(of)
 
 
-def plan_document(plan: Plan, step: PlannedStep | None, training: Training | None) -> Document:
+def plan_document(plan: Plan, step: PlannedStep | None = None, training: Training | None = None) -> Document:
     """The batch, the model's arithmetic, and what each GPU holds by stage of ZeRO; with a recording the predicted step,
     and what training takes with it.
     """
