@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from overlaplab.events import Run, Trace, activity
+from overlaplab.events import Run, Trace, activity, missing_ranks
 from overlaplab.evidence.clocks import corrections
 from overlaplab.evidence.executions import executions
 from overlaplab.evidence.group_pairing import ROOTED
@@ -31,9 +31,10 @@ def carried_collectives(run: Run) -> pd.DataFrame:
         averaged = _averaged_by_hand(run).assign(hops=traits.hops, members=None, lane=None)
         others = rows[~rows["message"]]
         return pd.concat([others, averaged], ignore_index=True) if len(others) and len(averaged) else averaged
-    served = traits is not None and traits.gradients == "server"
-    if served or (run.manifest is not None and not run.manifest.axes.is_one_axis):
-        rows = rows.assign(members=_members(rows), lane=_lanes(rows))
+    served, members = traits is not None and traits.gradients == "server", _members(rows)
+    in_groups = any(len(ranks) < len(run.traces) for ranks in members[~rows["message"]]) and not missing_ranks(run)
+    if served or in_groups:  # in groups as of a mesh, which run.json need not name
+        rows = rows.assign(members=members, lane=_lanes(rows))
     return rows
 
 

@@ -18,7 +18,7 @@ from samples import TRACES, sample_tables
 from overlaplab.errors import OverlaplabError
 from overlaplab.events import Run
 from overlaplab.findings import Advised
-from overlaplab.manifest import strategy_traits
+from overlaplab.manifest import Link, strategy_traits
 from overlaplab.sections.run_tables import RunTables
 from overlaplab.simulate.advice.edit_remedies import edit_of_action
 from overlaplab.simulate.advice.tried import replayed_spans_ns
@@ -193,6 +193,16 @@ def test_collectives_of_groups_that_share_ranks_are_played_as_recorded() -> None
     assert diagnosis is not None
     scattered = next(each for each in diagnosis.actions if each.action.name == "last_all_reduce")
     assert scattered.gain_ns / 1e6 == pytest.approx(168, abs=48)  # a single step; three recordings of all: 137
+
+
+def test_collectives_of_groups_take_as_long_as_their_own_ranks() -> None:
+    """Two replicas of two shards, run.json without a mesh, recorded behind a link: the formula of two ranks holds."""
+    run = tables("replicas-microbatches").run
+    link = Link(emulated=True, bandwidth_gbps=0.1, latency_us=500, world_size=4)
+    played_ns = what_if.answer(run, Question(setting=Setting(link=link))).mean_ns
+    assert played_ns == pytest.approx(recorded_spans_ns(run).mean(), rel=0.02)
+    with pytest.raises(OverlaplabError, match="it has collectives among a part of its ranks"):
+        what_if.answer(run, Question(setting=Setting(link=link, ranks=8)))
 
 
 @pytest.mark.parametrize("name", NAMES)

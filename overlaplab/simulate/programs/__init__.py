@@ -108,6 +108,9 @@ def _unedited_programs(run: Run, setting: Setting) -> Programs:
     median = median_rank(programs)
     if after.ranks != before.ranks:
         _require_no_phantoms(run, manifest)
+        if not is_served(run, Setting()) and any(launch.group for launch in find_launches(programs[0])):
+            what = "it has collectives among a part of its ranks, and how others would form such groups is not known"
+            raise refusal(run, what, "overlaplab predict takes --link and --edit of it")
         if link is None:
             what = "how long collectives of other numbers of ranks take is not known without a link"
             raise refusal(run, what, "Name one (--link; on the page What if: Link)")
