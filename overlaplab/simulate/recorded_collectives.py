@@ -32,8 +32,9 @@ def carried_collectives(run: Run) -> pd.DataFrame:
         others = rows[~rows["message"]]
         return pd.concat([others, averaged], ignore_index=True) if len(others) and len(averaged) else averaged
     served, members = traits is not None and traits.gradients == "server", _members(rows)
+    on_mesh = run.manifest is not None and not run.manifest.axes.is_one_axis  # a Recorder's run.json names none
     in_groups = any(len(ranks) < len(run.traces) for ranks in members[~rows["message"]]) and not missing_ranks(run)
-    if served or in_groups:  # in groups as of a mesh, which run.json need not name
+    if served or on_mesh or in_groups:
         rows = rows.assign(members=members, lane=_lanes(rows))
     return rows
 
