@@ -32,7 +32,9 @@ def blocking(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
         if busy.rule is Rule.UNRECORDED:
             continue
         waits, bounds = exposed_waits(trace) or ExposedWaits(EMPTY, EMPTY), window_bounds(windows)
-        times = (lengths_within(part, *bounds) for part in (busy.exposed, waits.blocking, waits.not_blocking))
+        times = (
+            lengths_within(part, *bounds) for part in (busy.exposed_communication, waits.blocking, waits.not_blocking)
+        )
         rows += [
             (trace.rank, window.step, whole, blocks, not_blocking, whole - blocks - not_blocking)
             for window, whole, blocks, not_blocking in zip(windows, *times, strict=True)

@@ -72,7 +72,7 @@ def buckets(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
 
 def _trace_rows(trace: Trace, steps: Sequence[Window]) -> Iterator[dict[str, Any]]:
     labels, ran = engine_labels(trace), executions(trace)
-    exposed_before = length_before(activity(trace).exposed)
+    exposed_before = length_before(activity(trace).exposed_communication)
     labelled = _synchronising_passes(trace, labels) if any(label.word == "bucket_launch" for label in labels) else ()
     unlabelled = unlabelled_backwards(trace, ran)
     for step in steps:

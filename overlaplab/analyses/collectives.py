@@ -113,7 +113,7 @@ def _add_places(table: Fields, run: Run) -> pd.api.extensions.ExtensionArray:
         if busy.rule is Rule.UNRECORDED:
             continue
         bounds = starts[is_known] + offset, ends[is_known] + offset
-        table["exposed_ns"][rows[is_known]] = lengths_within(busy.exposed, *bounds)
+        table["exposed_ns"][rows[is_known]] = lengths_within(busy.exposed_communication, *bounds)
     return pd.array(steps, dtype="Int64")
 
 

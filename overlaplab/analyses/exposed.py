@@ -177,7 +177,7 @@ def _trace_causes(
     moving = union(facts["moves_ns"][facts["matched"]], facts["end_ns"][facts["matched"]])
     bounds = window_bounds(windows)
     excess = np.maximum(lengths_within(moving, *bounds) - lengths_within(busy.compute, *bounds), 0)
-    moments = attribute_moments(facts, busy.exposed, busy.compute, *bounds)
+    moments = attribute_moments(facts, busy.exposed_communication, busy.compute, *bounds)
     if (waits := exposed_waits(trace)) is not None:
         moments, needless = moments.split_by(waits.not_blocking)
         yield Cause.GAP, needless.select(needless.row >= 0)

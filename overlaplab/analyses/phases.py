@@ -84,7 +84,7 @@ def _host_phases(trace: Trace) -> _Phases:
     before = union(starts, np.minimum(first, ends))
     for phase, region in (("before", before), ("between", subtract(steps, before))):
         phases |= _split_by_name(trace, phase, phase, intersect(left, region))
-    exposed = busy.exposed
+    exposed = busy.exposed_communication
     return {key: subtract(stretches, exposed) for key, stretches in phases.items()}
 
 

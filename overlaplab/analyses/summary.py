@@ -106,7 +106,7 @@ def _breakdown(run: Run, trace: Trace, windows: Sequence[Window]) -> pd.DataFram
         lengths_within(times, starts, ends)
         for times in (
             busy.compute,
-            busy.exposed,
+            busy.exposed_communication,
             intersect(busy.communication, busy.compute),
             subtract(subtract(busy.memory, busy.compute), busy.communication),
             *(parts.wait, parts.transfer, parts.unknown),

@@ -36,7 +36,7 @@ class Activity(Struct, frozen=True, kw_only=True):
     then such times are in `compute`."""
 
     @property
-    def exposed(self) -> Intervals:
+    def exposed_communication(self) -> Intervals:
         """When it communicated and computed nothing."""
         return subtract(self.communication, self.compute)
 

@@ -37,7 +37,7 @@ def exposed_waits(trace: Trace) -> ExposedWaits | None:
     """What is known of the trace's exposed moments; None where no wait of a stream is resolved."""
     if not stream_waits(trace).of_events:
         return None
-    exposed = activity(trace).exposed
+    exposed = activity(trace).exposed_communication
     events, works, main = device_events(trace), classify(trace), main_stream(trace)
     computing = [event for event in events if event.stream == main and works[event.row] is WorkKind.COMPUTE]
     starts, calls = [event.start_ns for event in computing], blocking_calls(trace)

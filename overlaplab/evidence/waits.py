@@ -123,7 +123,7 @@ def exposed_parts(run: Run) -> tuple[Exposed, ...]:
     At a moment in several collectives: transfer if any is known to transfer; else unknown if any is unknown; else wait.
     So wait is only time in which nothing moved.
     """
-    exposures = [activity(trace).exposed for trace in run.traces]
+    exposures = [activity(trace).exposed_communication for trace in run.traces]
     phantoms = run.manifest is not None and bool(run.manifest.phantom_ranks)
     if len(exposures) == 1 and (run.traces[0].world_size or 1) > 1 and not phantoms:  # the other ranks are unknown
         return (Exposed(wait=EMPTY, transfer=EMPTY, unknown=exposures[0]),)

@@ -91,7 +91,7 @@ def predict_document(prediction: Prediction, recorded: Run, predicted: Run) -> D
             "gain_ns": figures["recorded"]["step_ns"] - figures["predicted"]["step_ns"],
             "half_ns": gain_half_ns(prediction.recorded_step_ns, prediction.step_ns, prediction.interval),
         },
-        "extrapolated": prediction.extrapolated,
+        "extrapolated": prediction.times_as_far,
         "warnings": [*findings.run_warnings(recorded), *([hops] if hops else [])],
     }
 
@@ -272,7 +272,7 @@ def _planned_document(step: PlannedStep, training: Training) -> Document:
         "run": step.run.path,
         "step_ns": step.step_ns,
         "interval": _interval(step.interval),
-        "extrapolated": step.extrapolated,
+        "extrapolated": step.times_as_far,
         "tokens_per_s": training.tokens_per_s,
         "train_tokens": training.tokens,
         "hours": training.hours,

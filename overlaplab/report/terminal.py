@@ -231,7 +231,7 @@ def predict(prediction: Prediction, recorded: Run, predicted: Run) -> Iterator[P
     yield findings.interval_line(interval["half_ns"], interval)
     microbatches = (findings.microbatches_of(recorded), findings.microbatches_of(predicted))
     yield findings.gain_finding(before["step_ns"], after["step_ns"], document["gain"]["half_ns"], microbatches)
-    if remark := findings.extrapolation(prediction.extrapolated):
+    if remark := findings.extrapolation(prediction.times_as_far):
         yield remark
     yield from warnings(document["warnings"])
 

@@ -95,7 +95,7 @@ def what_if_parts(run: Run, question: Question, recorded: pd.DataFrame, note: st
     notes = findings.what_if_notes(
         played.interval,
         played.doubt_ns,
-        answer.extrapolated,
+        answer.times_as_far,
         question.algorithm if is_modelled else None,
         all_ranks=all_ranks,
         alike=alike,

@@ -31,11 +31,10 @@ def carried_collectives(run: Run) -> pd.DataFrame:
         averaged = _averaged_by_hand(run).assign(hops=traits.hops, members=None, lane=None)
         others = rows[~rows["message"]]
         return pd.concat([others, averaged], ignore_index=True) if len(others) and len(averaged) else averaged
-    served, members = traits is not None and traits.gradients == "server", _members(rows)
+    served = traits is not None and traits.gradients == "server"
     on_mesh = run.manifest is not None and not run.manifest.axes.is_one_axis  # a Recorder's run.json names none
-    in_groups = any(len(ranks) < len(run.traces) for ranks in members[~rows["message"]]) and not missing_ranks(run)
-    if served or on_mesh or in_groups:
-        rows = rows.assign(members=members, lane=_lanes(rows))
+    if served or on_mesh or _is_in_groups(run, rows):
+        rows = rows.assign(members=_members(rows), lane=_lanes(rows))
     return rows
 
 
@@ -43,6 +42,12 @@ def have_all_arrived(rows: pd.DataFrame) -> bool:
     """Whether the last arrival at each collective is known; rooted ones need only be complete and free of doubt."""
     rooted = rows["kind"].isin(ROOTED) & rows["complete"] & ~rows["doubtful"] if "complete" in rows else False
     return bool(((rows["last_ns"] != UNKNOWN_NS) | rooted).all())
+
+
+def _is_in_groups(run: Run, rows: pd.DataFrame) -> bool:
+    """Whether some collective is of a part of the ranks; no if ranks are missing, which may have taken part."""
+    sizes = rows[~rows["message"]].groupby("match")["trace"].nunique()
+    return bool((sizes < len(run.traces)).any()) and not missing_ranks(run)
 
 
 def _lanes(rows: pd.DataFrame) -> pd.Series:

@@ -65,7 +65,7 @@ def _exposed_marks(trace: Trace, zero: int, moments: pd.DataFrame) -> pd.DataFra
     """Exposed communication by cause: rows of `exposed_moments` with a `name`; outside all steps there is no cause."""
     busy = activity(trace)
     inside = moments[["start_ns", "end_ns"]].to_numpy(np.int64)
-    outside = subtract(busy.exposed - zero, union(inside[:, 0], inside[:, 1]))
+    outside = subtract(busy.exposed_communication - zero, union(inside[:, 0], inside[:, 1]))
     times = np.concatenate((inside, outside))
     cause, causes = pd.factorize(moments["cause"])
     codes = np.array([mark_code(MarkKind(text)) for text in causes], dtype=np.int8)

@@ -157,7 +157,7 @@ def _overview(timeline: Timeline, first: int, last: int) -> tuple[NDArray[np.uin
     edges = np.linspace(first, max(last, first + 1), SLOTS + 1)
     rows = []
     for _, activity, origin in timeline.activities:
-        alone = activity.exposed
+        alone = activity.exposed_communication
         rows.append([_shares(activity.compute - origin, edges), _shares(alone - origin, edges)])
     both = np.array(rows, dtype=np.float64).reshape(-1, 2, SLOTS)
     scaled = np.ceil(255 * both).astype(np.uint8)

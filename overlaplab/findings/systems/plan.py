@@ -109,7 +109,7 @@ def plan_predicted(step: PlannedStep, training: Training, source: str) -> str:
             f"{_billions(training.tokens)} tokens take {amount(training.hours)} hours ±"
             f" {percent(half_ns, step.step_ns)}: {amount(training.gpu_hours)} GPU-hours{cost}"
         )
-    return " ".join([*(f"{text}." for text in sentences), extrapolation(step.extrapolated)]).strip()
+    return " ".join([*(f"{text}." for text in sentences), extrapolation(step.times_as_far)]).strip()
 
 
 def plan_notes(plan: Plan) -> tuple[str, ...]:

@@ -48,7 +48,7 @@ class Answer(Struct, frozen=True, kw_only=True):
     """Each step of the recorded run, played as it is: the mean over the ranks."""
     transfers_ns: int
     """How much the mean step may be off because T of other sizes is."""
-    extrapolated: dict[str, float]
+    times_as_far: dict[str, float]
     """See `error.extrapolations`."""
     median_span_ns: int
     lanes: pd.DataFrame
@@ -61,7 +61,7 @@ class Answer(Struct, frozen=True, kw_only=True):
 
 def interval(run: Run, played: Answer | SettingPrediction, caps: pd.DataFrame | None = None) -> Interval:
     """Around the mean step; `caps` has rows of `recorded_caps`, if any."""
-    return prediction_interval(run, played.mean_ns, played.replayed_ns, caps, played.extrapolated, played.transfers_ns)
+    return prediction_interval(run, played.mean_ns, played.replayed_ns, caps, played.times_as_far, played.transfers_ns)
 
 
 class SettingPrediction(Struct, frozen=True, kw_only=True):
@@ -96,7 +96,7 @@ class SettingPrediction(Struct, frozen=True, kw_only=True):
         return steps
 
     @property
-    def extrapolated(self) -> dict[str, float]:
+    def times_as_far(self) -> dict[str, float]:
         """What of the setting lies far outside of the recording: see `extrapolations`."""
         return extrapolations(self.manifest, self.setting, *map(chain.from_iterable, self.programs))
 
@@ -108,7 +108,7 @@ class SettingPrediction(Struct, frozen=True, kw_only=True):
             mean_ns=self.mean_ns,
             replayed_ns=self.replayed_ns,
             transfers_ns=self.transfers_ns,
-            extrapolated=self.extrapolated,
+            times_as_far=self.times_as_far,
             median_span_ns=span_ns,
             lanes=self.lanes(rank, step),
         )

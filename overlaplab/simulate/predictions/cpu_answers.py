@@ -70,7 +70,7 @@ def wide_answer(run: Run, question: Question) -> Answer:
         mean_ns=wide_mean_step_ns(run, played, question.setting),
         replayed_ns=play_question(run, AS_RECORDED)[1].spans_ns.mean(axis=1).tolist(),
         transfers_ns=transfers_miss_ns(run, question.setting.edits, question.setting.link),
-        extrapolated=extrapolations(
+        times_as_far=extrapolations(
             device_manifest(run), question.setting, setting_program(run, Setting()).moves, program.moves
         ),
         median_span_ns=span_ns,

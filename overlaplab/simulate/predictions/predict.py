@@ -54,7 +54,7 @@ class Prediction(Struct, frozen=True, kw_only=True):
     recorded_step_ns: int
     interval: Interval
     """Around `step_ns`."""
-    extrapolated: dict[str, float]
+    times_as_far: dict[str, float]
     """What lies far outside of what was recorded, and how many times as far; see `error.extrapolations`."""
 
 
@@ -68,7 +68,7 @@ def predict(run: Run, setting: Setting, caps: pd.DataFrame | None = None) -> Pre
         "changes": changes(setting),
         "interval_ns": [round(mean_ns) - sure.half_ns, round(mean_ns) + sure.half_ns],
         "parts": asdict(sure),
-        "extrapolated": played.extrapolated,
+        "extrapolated": played.times_as_far,
     }
     return Prediction(
         manifest=fields | {"predicted": prediction},
@@ -76,7 +76,7 @@ def predict(run: Run, setting: Setting, caps: pd.DataFrame | None = None) -> Pre
         step_ns=round(mean_ns),
         recorded_step_ns=round(mean_step_ns(run, recorded_spans_ns(run))),
         interval=sure,
-        extrapolated=played.extrapolated,
+        times_as_far=played.times_as_far,
     )
 
 

@@ -118,7 +118,7 @@ class PlannedStep(Struct, frozen=True, kw_only=True):
     step_ns: int
     """The mean over all ranks' steps that nothing disturbed."""
     interval: Interval
-    extrapolated: dict[str, float]
+    times_as_far: dict[str, float]
     """See `error.extrapolations`."""
 
 
@@ -139,5 +139,5 @@ def planned_step(run: Run, batch: Batch, recorded: pd.DataFrame | None = None) -
         run=run,
         step_ns=played.step_ns,
         interval=interval(run, played, caps_beside(run) if recorded is None else recorded),
-        extrapolated=played.extrapolated,
+        times_as_far=played.times_as_far,
     )

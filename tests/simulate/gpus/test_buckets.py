@@ -138,7 +138,7 @@ def test_the_predicted_run_has_the_other_buckets(made: Make, tmp_path: Path) -> 
     found = predict(made(2.0), Setting(bucket_cap_mb=5.0))
     assert found.manifest["bucket_cap_mb"] == 5.0
     assert predict(made(2.0), Setting(bucket_cap_mb=5.0, first_bucket_mb=0.1)).manifest["first_bucket_mb"] == 0.1
-    assert found.extrapolated == {"bytes": 2.33}
+    assert found.times_as_far == {"bytes": 2.33}
     write_run(tmp_path / "predicted", found.manifest, found.ranks)
     again = load_run(tmp_path / "predicted", cache=False)
     assert spans(again) == spans(made(5.0))

@@ -195,7 +195,7 @@ def test_another_link_is_predicted_of_anybodys_run(tmp_path: Path) -> None:
     assert summary(again)["exposed_comm_ns"].tolist() == [32_000_000] * 2
     wider = predict(run, Setting(link=slow, ranks=8))
     assert wider.step_ns == 70_000 - 40_000 + 56_000_000  # each rank sends 14/8 of 4 MB, not 1 of it
-    assert (wider.manifest["world_size"], wider.extrapolated["ranks"]) == (8, 4)
+    assert (wider.manifest["world_size"], wider.times_as_far["ranks"]) == (8, 4)
     write_run(tmp_path / "wider", wider.manifest, wider.ranks)
     assert summary(load_run(tmp_path / "wider", cache=False))["span_ns"].tolist() == [wider.step_ns] * 2
     for setting, why in (

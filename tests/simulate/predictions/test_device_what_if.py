@@ -52,7 +52,7 @@ def test_figures_are_those_of_predict(
         found, expected = what_if.answer(own, Question(setting=setting)), predict(own, setting)
         assert found.step_ns == expected.step_ns
         assert interval(own, found, NONE_RECORDED) == expected.interval
-        assert found.extrapolated == expected.extrapolated
+        assert found.times_as_far == expected.times_as_far
 
 
 def test_curves(ddp: Run, fsdp2: Run) -> None:

@@ -278,7 +278,7 @@ def test_step_and_interval_are_those_of_predict(setting: Setting) -> None:
     found = what_if.answer(run, Question(setting=setting))
     expected = predict(run, setting)
     assert found.step_ns == expected.step_ns
-    assert found.extrapolated == expected.extrapolated
+    assert found.times_as_far == expected.times_as_far
     assert interval(run, found, recorded_caps(run.manifest, beside)) == expected.interval
 
 
