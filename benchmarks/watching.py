@@ -36,7 +36,7 @@ from _common import BATCH, LAYERS, LINK, SEQ, WIDTH, Side, end_rank, make_side, 
 from _shared import take_turns
 from overlaplab_engine import Recorder
 from overlaplab_engine.models.times import Sleep
-from overlaplab_engine.network.communicator import connect
+from overlaplab_engine.network.communicator import Communicator, connect
 from overlaplab_engine.strategy_names import StrategyName
 from overlaplab_engine.watching.bursts import Bursts
 from overlaplab_engine.watching.passes import Passes
@@ -60,6 +60,8 @@ TOLERANCE = 0.03
 """Watched and traced waits should differ by less than this share of the step."""
 MAX_RESUME_NS = 1_000_000
 """Whoever computes again later than this after a collective has ended was held up by something else."""
+YARDSTICK_SHARE = 1 / 8
+"""How long the fixed computation beside each step takes, of a step."""
 _ENTRIES: dict[type, tuple[str, ...]] = {
     Watch: ("step",),
     Passes: ("_before_forward", "_after_forward", "_before_backward", "_after_computing", "_after_backward"),
@@ -80,7 +82,11 @@ def cost(
     seq: SEQ = 64,
     batch: BATCH = 8,
 ) -> None:
-    """Step time in watched blocks ÷ in blocks that are not, each beside its neighbour; bursts are as often as asked."""
+    """Step time in watched blocks ÷ in blocks that are not, each beside its neighbour; bursts are as often as asked.
+
+    A machine's cores are now faster, now slower, by several percent within minutes. So each step has a fixed
+    computation beside it, outside the watch: what the pairs' steps differ by, as far as they follow it, is left out.
+    """
     in_burst = [Bursts(every, burst).holds(number) for number in range(block)]
     if all(in_burst) or not any(in_burst):
         raise typer.BadParameter("of a block's steps some must lie in a burst, and some not")
@@ -89,39 +95,46 @@ def cost(
     side = make_side(strategy, comm, layers, width, seq, batch, bucket_cap_mb=5.0)
     for _ in range(5):
         side()
+    yardstick = _make_yardstick(side, comm)
     shares: list[float] = []
     burst_ratios: list[float] = []
 
-    def train_block(*, watched: bool) -> float:
+    def train_block(*, watched: bool) -> tuple[float, float]:
+        """Seconds of the block's steps on the slower rank, and of the computations beside them."""
         with tempfile.TemporaryDirectory() as out, _measure_cpu() as cpu:
             watch = Watch(_model(side), out, every=every, burst=burst)
             comm.barrier()
             if watched:
                 watch.start()
-            ends, begun_cpu = [time.perf_counter()], time.thread_time_ns()
+            steps_s, beside_s, took_cpu = [], 0.0, 0
             for _ in range(block):
+                beside_s += yardstick()
+                begun, begun_cpu = time.perf_counter(), time.thread_time_ns()
                 side()
                 if watched:
                     watch.step()
-                ends.append(time.perf_counter())
-            took_cpu = time.thread_time_ns() - begun_cpu
-            took = max(comm.gather_objects(ends[-1] - ends[0]))
+                steps_s.append(time.perf_counter() - begun)
+                took_cpu += time.thread_time_ns() - begun_cpu
+            took = max(comm.gather_objects(sum(steps_s)))
+            beside = statistics.mean(comm.gather_objects(beside_s))
             watch.close()
             if watched:
                 shares.append(sum(cpu) / took_cpu)
-                burst_ratios.append(_burst_ratio(np.diff(ends), np.array(in_burst)))
-            return took
+                burst_ratios.append(_burst_ratio(np.array(steps_s), np.array(in_burst)))
+            return took, beside
 
     on, off = take_turns([partial(train_block, watched=watched) for watched in (True, False)], blocks)
     if comm.rank == 0:
-        ratios = [a / b for a, b in zip(on, off, strict=True)]
+        as_timed, ratios = _pair_ratios(np.array(on), np.array(off))
         quartile, _, upper_quartile = statistics.quantiles(ratios, n=4)
         low, high = _median_interval(ratios)
+        timed_low, timed_high = _median_interval(as_timed)
         burst_low, burst_high = _median_interval(burst_ratios)
         print(
-            f"{strategy.value}, {statistics.median(off) / block * 1e3:.0f} ms a step: watched ÷ not"
+            f"{strategy.value}, {np.median(off, axis=0)[0] / block * 1e3:.0f} ms a step: watched ÷ not"
             f" {statistics.median(ratios):.4f} (95 %: {low:.4f} to {high:.4f}; quartiles {quartile:.3f} to"
-            f" {upper_quartile:.3f}; {blocks} pairs of {block} steps); CPU time within the watch"
+            f" {upper_quartile:.3f}; {blocks} pairs of {block} steps); as timed"
+            f" {statistics.median(as_timed):.4f} (95 %: {timed_low:.4f} to {timed_high:.4f}); CPU time within the watch"
             f" {statistics.median(shares):.3%} of the training thread's; steps of a burst ÷ the others of their block"
             f" {statistics.median(burst_ratios):.4f} (95 %: {burst_low:.4f} to {burst_high:.4f})"
         )
@@ -156,6 +169,35 @@ def compare_exposed(
     if comm.rank == 0:
         print(f"{sum(hits)} of {len(hits)} recorded ranks within {TOLERANCE:.0%} of the step")
     end_rank(comm)
+
+
+def _make_yardstick(side: Side, comm: Communicator) -> Callable[[], float]:
+    """A computation that is always the same, for about `YARDSTICK_SHARE` of a step; it returns its seconds."""
+    factor = torch.randn(512, 512)
+
+    def compute(times: int) -> float:
+        begun = time.perf_counter()
+        for _ in range(times):
+            torch.tanh(factor @ factor)
+        return time.perf_counter() - begun
+
+    begun = time.perf_counter()
+    side()
+    step_s = time.perf_counter() - begun
+    times = comm.broadcast_object(max(1, round(YARDSTICK_SHARE * step_s / (compute(20) / 20))))
+    return partial(compute, times)
+
+
+def _pair_ratios(on: Any, off: Any) -> tuple[list[float], list[float]]:
+    """Watched ÷ not of each pair, as timed and without what follows the yardsticks beside its steps.
+
+    `on` and `off` have a row of (steps, yardsticks) per pair, in seconds. Through the logarithms of both
+    ratios goes a line of least squares. Pairs that begin watched and pairs that do not take turns, so that the
+    yardsticks' own ratio is 1 on average.
+    """
+    steps, yardsticks = np.log(on / off).T
+    slope = np.polyfit(yardsticks, steps, 1)[0]
+    return np.exp(steps).tolist(), np.exp(steps - slope * yardsticks).tolist()
 
 
 def _burst_ratio(steps_s: Any, in_burst: Any) -> float:

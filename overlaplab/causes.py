@@ -28,7 +28,7 @@ class Cause(StrEnum):
 
     BUBBLE = (
         "pipeline bubble",
-        "idle by the schedule (pipeline bubble)",
+        "idle by the pipeline's schedule",
         "the schedule leaves the stage nothing to do",
         "for {} of it, the schedule left the stage idle",
         "bubble",

@@ -48,7 +48,7 @@ def test_the_section_and_its_charts(tmp_path: Path) -> None:
     found = RunTables(run=made_pipeline(tmp_path))
     said = found.diagnosis
     assert said is not None
-    assert "pipeline bubble" in said.causes[0].label
+    assert "idle by the pipeline's schedule" in said.causes[0].label
     section = pipeline_section(found, said, (said.rank, said.step))
     assert section is not None
     assert section.advice[0].startswith("Try the schedule 1F1B: bubble 29\u00a0%")

@@ -38,7 +38,7 @@ def test_the_document(command: Any) -> None:
         *("gain", "extrapolated", "warnings"),
     ]
     assert document["changes"] == {"bucket_cap_mb": 1.0}
-    assert document["extrapolated"].keys() == {"bytes"}  # a bucket a tenth as large as the only one
+    assert document["extrapolated"] == {}, "buckets are smaller than twice below, but the link's formula tells T"
     recorded, found, interval = (document[key] for key in ("recorded", "predicted", "interval"))
     assert recorded["exposed_comm_ns"] / recorded["step_ns"] == pytest.approx(0.32, abs=0.01)
     assert interval["half_ns"] ** 2 == pytest.approx(

@@ -84,15 +84,12 @@ def prediction_interval(
     """The interval around a mean step that was predicted from the run.
 
     `replayed`: the recorded run's steps, played unchanged, all of them. `caps`: rows of `recorded_caps`, if any. `far`:
-    what is extrapolated, see `extrapolations`; sizes of messages do not count behind a link, whose formula is of any
-    size. `transfers_ns`: that part of the interval.
+    what is extrapolated, see `extrapolations`. `transfers_ns`: that part of the interval.
     """
-    by_formula = run.manifest is not None and run.manifest.link is not None
     by_cap = () if caps is None else caps.groupby("bucket_cap_mb", dropna=False)["step_ns"]
     repeats = [rows.tolist() for _, rows in by_cap]
     left = [replayed_ns for replayed_ns, is_left in zip(replayed, undisturbed_steps(run), strict=True) if is_left]
-    doublings = sum(log2(times) for name, times in far.items() if not (by_formula and name == "bytes"))
-    beyond_ns = round(_Z * EXTRAPOLATION_MISSES * doublings * step_ns)
+    beyond_ns = round(_Z * EXTRAPOLATION_MISSES * sum(map(log2, far.values())) * step_ns)
     sure = interval(step_ns, measured_steps(run), left, repeats)
     return replace(sure, transfers_ns=transfers_ns, extrapolation_ns=beyond_ns)
 
@@ -154,12 +151,15 @@ def extrapolations(
 ) -> dict[str, float]:
     """What of a setting lies far outside of the recording, and how many times as far (see `times_beyond`).
 
-    Keys are `bytes` (the sizes of messages), `bandwidth`, `latency` and `ranks`; moves are of ranks that launch all.
+    Keys are `bytes` (the sizes of messages, but for a recorded link, whose formula is of any size), `bandwidth`,
+    `latency` and `ranks`; moves are of ranks that launch all.
     """
-    measured = manifest.calibration.collectives if manifest.calibration else ()
-    sizes, predicted_sizes = ([launch.bytes for launch in find_launches(moves)] for moves in (recorded, predicted))
-    sizes += [row.bytes for row in measured]
-    times_as_far = {"bytes": times_beyond([*filter(None, predicted_sizes)], [*filter(None, sizes)])}
+    times_as_far: dict[str, float | None] = {}
+    if not manifest.link:
+        measured = manifest.calibration.collectives if manifest.calibration else ()
+        sizes, predicted_sizes = ([launch.bytes for launch in find_launches(moves)] for moves in (recorded, predicted))
+        sizes += [row.bytes for row in measured]
+        times_as_far["bytes"] = times_beyond([*filter(None, predicted_sizes)], [*filter(None, sizes)])
     if setting.link and manifest.link:
         times_as_far["bandwidth"] = times_beyond([setting.link.bandwidth_gbps], [manifest.link.bandwidth_gbps])
         times_as_far["latency"] = times_beyond([setting.link.latency_us], [manifest.link.latency_us])

@@ -85,7 +85,9 @@ def test_what_a_setting_extrapolates() -> None:
     near, far = ([Launch("a", 1, bytes=size), End()] for size in (1000, 250))
     assert extrapolations(manifest, Setting(), near, near) == {}
     asked = Setting(ranks=5, link=replace(link, bandwidth_gbps=0.4, latency_us=1000.0))
-    assert extrapolations(manifest, asked, near, far) == {"bytes": 4.0, "bandwidth": 2.5, "ranks": 2.5}
+    assert extrapolations(manifest, asked, near, far) == {"bandwidth": 2.5, "ranks": 2.5}, "the link's formula tells T"
+    without_link = Manifest(format_version=1, world_size=2)
+    assert extrapolations(without_link, Setting(ranks=5), near, far) == {"bytes": 4.0, "ranks": 2.5}
 
 
 def test_gains_do_not_depend_on_how_recordings_differ() -> None:
@@ -127,14 +129,13 @@ def test_recorded_caps_are_told_by_run_json_alone() -> None:
 
 
 def test_what_is_extrapolated_widens_the_interval_and_the_gains() -> None:
-    """By 1.4 % of the predicted step for each doubling; sizes do not count where the link's formula tells T."""
+    """By 1.4 % of the predicted step for each doubling."""
     run = sample_run("sweep/cap-1")
     measured = measured_steps(run)
     caps = recorded_caps(run.manifest, []) if run.manifest else None
     assert caps is not None
     near, far = (
-        prediction_interval(run, 1e9, measured, caps, beyond)
-        for beyond in ({}, {"ranks": 8.0, "latency": 4.0, "bytes": 64.0})
+        prediction_interval(run, 1e9, measured, caps, beyond) for beyond in ({}, {"ranks": 8.0, "latency": 4.0})
     )
     assert near.extrapolation_ns == 0
     assert far.extrapolation_ns == pytest.approx(1.96 * 0.014 * (3 + 2) * 1e9, rel=1e-3)
