@@ -14,7 +14,10 @@ from overlaplab.intervals import Integers, Intervals, lengths_within, union
 from overlaplab.vocabulary import Rule, is_runtime_category
 
 _WAIT_WORDS = ("wait", "gather_wait", "param_gather_wait")
-_SYNCHRONISES = re.compile(r"synchroni[sz]e", re.I)
+_SYNCHRONISES = re.compile(r"synchroni[sz]e|hipMemcpyWithStream", re.I)
+"""hipMemcpyWithStream is what `item` waits in (`memcpy_and_sync` in c10/cuda/CUDAFunctions.h)."""
+_OF_THE_PROFILER = ("python_function", "cpu_instant_event")
+"""Categories of what `with_stack` and `profile_memory` add: nothing that a host does instead of waiting."""
 
 
 @once_per_trace
@@ -33,8 +36,9 @@ def host_waits(trace: Trace) -> Intervals:
     table = table[(table["launch_ns"] != UNKNOWN_NS) & (table["end_ns"] != UNKNOWN_NS)]
     names = ("launch_ns", "launch_end_ns", "end_ns", "thread")
     launched, returned, ends, thread = (table[name].to_numpy(np.int64) for name in names)
-    begun = events["ts_ns"].to_numpy(np.int64)
-    blocked = _next_begun(begun, thread_numbers(events), thread, returned) >= ends - GRAIN_NS
+    acts = ~matching(events["category"], _OF_THE_PROFILER.__contains__)
+    begun = events["ts_ns"].to_numpy(np.int64)[acts]
+    blocked = _next_begun(begun, thread_numbers(events)[acts], thread, returned) >= ends - GRAIN_NS
     blocked &= lengths_within(activity(trace).compute, launched, ends) == 0
     spans = [(label.start_ns, label.end_ns) for label in labels]
     spans += zip(launched[blocked].tolist(), ends[blocked].tolist(), strict=True)

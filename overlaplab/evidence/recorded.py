@@ -197,7 +197,7 @@ def _batches(table: Fields, calls: Fields, kernels: NDArray[np.intp], in_call: I
     the same thread called for since it launched the last one, and that launched nothing themselves. A batch has one
     group and, where calls are numbered, one number; if calls before it have others, their kernels were not recorded.
     """
-    kernels = kernels[table["named"][kernels] == "send_recv"]
+    kernels = kernels[np.isin(table["named"][kernels], ["send_recv", ""])]  # RCCL has one kernel for all kinds
     messages = (calls["source"] >= 0) | (calls["destination"] >= 0)
     calls_without_kernel = np.setdiff1d(np.flatnonzero(messages), in_call)
     batches: dict[int, list[int]] = {}

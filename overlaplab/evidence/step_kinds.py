@@ -33,11 +33,16 @@ def step_kinds(run: Run) -> dict[int, int]:
     Steps are of one kind where every rank launches as many collectives of each kind in them, of about as many bytes,
     begins as many forward passes of DDP and optimizer steps, and does the same by name between its passes. Steps that
     differ in none of that are of two kinds if longer and shorter ones alternate. Steps are of one kind if they vary
-    freely.
+    freely. A rank that has not recorded a step tells nothing of its kind.
     """
     by_rank = [step_signatures(trace) for trace in run.traces]
     numbers = sorted({number for each in by_rank for number in each})
-    signatures = {number: tuple(each.get(number, ()) for each in by_rank) for number in numbers}
+    signatures = {number: tuple(each.get(number) for each in by_rank) for number in numbers}
+    whole = Counter(signature for signature in signatures.values() if None not in signature)
+    for number, signature in signatures.items():
+        if None in signature:
+            fitting = (each for each, _ in whole.most_common() if _agree(signature, each))
+            signatures[number] = next(fitting, signature)
     occurrences = Counter(signatures.values())
     if len(occurrences) > max(_MAX_KINDS_SHARE * len(numbers), 1):
         return dict.fromkeys(numbers, 0)
@@ -46,6 +51,11 @@ def step_kinds(run: Run) -> dict[int, int]:
     first = {signature: number for number, signature in reversed(signatures.items())}
     order = sorted(occurrences, key=lambda signature: (-occurrences[signature], first[signature]))
     return {number: order.index(signature) for number, signature in signatures.items()}
+
+
+def _agree(signature: Sequence[object], whole: Sequence[object]) -> bool:
+    """Whether the ranks that recorded the one step did as in the other, which all recorded."""
+    return all(mine is None or mine == other for mine, other in zip(signature, whole, strict=True))
 
 
 def _mean_spans_ns(run: Run, numbers: Sequence[int]) -> NDArray[np.float64]:

@@ -34,6 +34,7 @@ from overlaplab.events import (
 )
 from overlaplab.folders import MANIFEST_NAME
 from overlaplab.intervals import Integers, Mask
+from overlaplab.load.file.columns import number
 from overlaplab.load.file.decode import FileEvent
 from overlaplab.load.file.inflate import Source, open_file
 from overlaplab.load.file.slices import NoTraceError, Slices
@@ -48,7 +49,7 @@ _COLLECTIVE_PREFIXES = (
     *("c10d::", "_c10d_functional::", "gloo:", "nccl:", "record_param_comms"),
     *("engine::collective ", "engine::comm ", "engine::launch "),
 )
-_BASE = re.compile(rb'"baseTimeNanoseconds"\s*:\s*(\d+)')
+_BASE = re.compile(rb'"baseTimeNanoseconds"\s*:\s*"?(\d[\d.eE+]*)')
 _BASE_BYTES = 64
 _SEQUENCE = re.compile(r"engine::\w+ (?:.* )?seq=(\d+)\b")
 
@@ -301,7 +302,7 @@ def _base_ns(file: Path) -> int:
         for chunk in Source(file, opened):
             text = text[-_BASE_BYTES:] + chunk  # the key may span two chunks
             values = _BASE.findall(text)[-1:] or values
-    return int(values[0])
+    return max(0, number(values[0].decode()))
 
 
 def _choose_rows(events: Sequence[FileEvent], times: Integers, wanted: _ChosenEvents) -> Mask:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pandas as pd
 import pytest
+from made import strangers
 from made.strangers import PIPELINE, Groups, Rank, one_f_one_b, run_of
 
 import overlaplab
@@ -22,8 +23,10 @@ def rows(run: Run, *names: str) -> list[list[Any]]:
     return [[None if pd.isna(value) else value for value in row] for row in table.to_numpy().tolist()]
 
 
-def test_each_receive_belongs_to_its_send(tmp_path: Path) -> None:
-    """The two messages of a batch are two rows, and their wait is that of the kernel."""
+@pytest.mark.parametrize("kernel", [strangers.SEND_RECV, "ncclDevKernel_Generic_1(ncclDevKernelArgsStorage<4096ul>)"])
+def test_each_receive_belongs_to_its_send(tmp_path: Path, kernel: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The two messages of a batch are two rows, and their wait is that of the kernel, which RCCL calls generic."""
+    monkeypatch.setattr(strangers, "SEND_RECV", kernel)
     run = run_of(tmp_path, *one_f_one_b())
     assert rows(run, "index", "rank", "axis", "kind", "bytes", "wait_ns", "transfer_ns", "last_rank") == [
         [0, 0, "pp", "send_recv", 1000, 0, 4000, 0],

@@ -34,6 +34,23 @@ def test_steps_that_send_the_same_are_of_one_kind(tmp_path: Path) -> None:
     assert overlaplab.summary(run)["step_kind"].tolist() == [0, 0, 1, 0, 0, 1] * 2
 
 
+@pytest.mark.parametrize(("first", "second"), [((0, 6), (2, 8)), ((0, 8), (0, 7))])
+def test_a_step_that_a_rank_has_not_recorded_is_of_the_others_kind(
+    tmp_path: Path, first: tuple[int, int], second: tuple[int, int]
+) -> None:
+    """Every third step sends more."""
+    ranks = [
+        [
+            one
+            for number in range(*recorded)
+            for one in (step(number, 100 * number, 100 * number + 99), gloo(100 * number, 100 * number + 9))
+        ]
+        + [gloo(100 * number + 20, 100 * number + 29) for number in range(*recorded) if number % 3 == 2]
+        for recorded in (first, second)
+    ]
+    assert step_kinds(run_of(tmp_path, *ranks)) == {number: int(number % 3 == 2) for number in range(8)}
+
+
 def test_steps_that_differ_freely_are_of_one_kind(tmp_path: Path) -> None:
     assert set(step_kinds(training(tmp_path, 0, 1, 2, 3, 4)).values()) == {0}
 

@@ -191,8 +191,9 @@ def test_when_the_rank_was_ready_is_known_from_what_ended_before(tmp_path: Path)
     assert_same_figures(load_run(tmp_path / "part"), whole, [2])
 
 
-def test_a_base_time_behind_the_events_is_found(tmp_path: Path) -> None:
-    text = json.dumps({"traceEvents": gpu_events(), "baseTimeNanoseconds": 1_700_000_000_000_000_000})
+@pytest.mark.parametrize("base_ns", [1_700_000_000_000_000_000, "1700000000000000000", 1.7e18])
+def test_a_base_time_behind_the_events_is_found(tmp_path: Path, base_ns: float | str) -> None:
+    text = json.dumps({"traceEvents": gpu_events(), "baseTimeNanoseconds": base_ns})
     (tmp_path / "rank2.json").write_text(text)
     whole = load_run(tmp_path / "rank2.json")
     slice_run(whole, 1, 2, tmp_path / "part")

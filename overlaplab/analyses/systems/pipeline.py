@@ -113,7 +113,8 @@ def pipeline_steps(run: Run, selection: Selection = EVERYTHING) -> pd.DataFrame:
     its way, the median of the whole run); `slowest_stage`, and by what share of the median stage it is `slower`; `held`
     (the most microbatches whose activations a stage holds).
     """
-    ranks, actions = pipeline_ranks(run), pipeline(run, selection)
+    chosen = pipeline(run, selection)[["pipeline", "step"]].drop_duplicates()
+    ranks, actions = pipeline_ranks(run), _every_action(run).merge(chosen, on=["pipeline", "step"])
     rows = []
     for (number, step), of_step in actions.groupby(["pipeline", "step"], dropna=False, sort=True):
         rank_rows = rows_of(ranks[ranks["pipeline"] == number], {"step": step})

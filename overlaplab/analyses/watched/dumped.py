@@ -33,8 +33,8 @@ def dumped_collectives(dumps: FlightDumps) -> pd.DataFrame:
     already forgotten on some rank have no row.
     """
     rows = []
-    for group, ranks in _entries(dumps).items():
-        firsts = [min(entries) for entries in ranks.values()]
+    for group, ranks in _entries(dumps):
+        firsts = [min(entries) for entries in ranks.values() if entries]
         numbers = {number for entries in ranks.values() for number in entries}
         for number in sorted(number for number in numbers if number >= max(firsts)):
             entries = {rank: of_rank[number] for rank, of_rank in ranks.items() if number in of_rank}
@@ -50,8 +50,8 @@ def dumped_groups(dumps: FlightDumps) -> int:
 def dumped_stopped(dumps: FlightDumps) -> pd.DataFrame:
     """The ranks that lack a group's collective which others have launched, with the columns of `watched_stopped`."""
     rows: dict[int, dict[str, Any]] = {}
-    for group, ranks in _entries(dumps).items():
-        last = {rank: max(entries) for rank, entries in ranks.items()}
+    for group, ranks in _entries(dumps):
+        last = {rank: max(entries, default=0) for rank, entries in ranks.items()}
         least = min(last.values())
         over = [n for entries in ranks.values() for n, entry in entries.items() if entry.is_over and n <= least]
         wait = max(over, default=least) + 1  # a host may run ahead of the collective that its group waits in
@@ -62,15 +62,21 @@ def dumped_stopped(dumps: FlightDumps) -> pd.DataFrame:
     return pd.DataFrame([rows[rank] for rank in sorted(rows)], columns=list(STOPPED_COLUMNS)).astype(STOPPED_COLUMNS)
 
 
-def _entries(dumps: FlightDumps) -> dict[tuple[str, str], dict[int, dict[int, DumpEntry]]]:
+def _entries(dumps: FlightDumps) -> list[tuple[tuple[str, str], dict[int, dict[int, DumpEntry]]]]:
     """The collectives by group, rank and number. A rank of a group that has launched nothing in it has no entries."""
-    entries: dict[tuple[str, str], dict[int, dict[int, DumpEntry]]] = {}
+    entries: dict[tuple[tuple[str, str], tuple[int, ...]], dict[int, dict[int, DumpEntry]]] = {}
     for rank in dumps.ranks:
         for entry in rank.entries:
             if not entry.is_p2p and entry.collective_seq_id > 0:
-                of_group = entries.setdefault(entry.process_group, {})
+                members = rank.members.get(entry.process_group[0], ())  # of others a name may be another group's
+                of_group = entries.setdefault((entry.process_group, members), {})
                 of_group.setdefault(rank.rank, {}).setdefault(entry.collective_seq_id, entry)
-    return entries
+    for (_, members), ranks in entries.items():
+        begun_ns = min(entry.time_created_ns for of_rank in ranks.values() for entry in of_rank.values())
+        for rank in dumps.ranks:
+            if rank.rank in members and rank.entries and rank.entries[0].time_created_ns <= begun_ns:
+                ranks.setdefault(rank.rank, {})  # its ring reaches back so far: it has launched nothing in the group
+    return [(group, ranks) for (group, _), ranks in entries.items()]
 
 
 def _collective(entries: Mapping[int, DumpEntry], ranks: set[int]) -> dict[str, Any]:

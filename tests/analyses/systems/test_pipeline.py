@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 from made.pipeline import made_pipeline
+from pandas.testing import assert_frame_equal
 
 import overlaplab
 from overlaplab.analyses import pipeline_held
+from overlaplab.selection import Selection
 
 
 @pytest.fixture(scope="module")
@@ -44,6 +46,13 @@ def test_the_bubble_and_its_parts(made: overlaplab.Run) -> None:
     ranks = overlaplab.pipeline_ranks(made)
     assert ranks["busy_ns"].tolist() == [60_000, 60_000]
     assert ranks["schedule_ns"].tolist() == [30_000, 30_000]
+
+
+def test_a_steps_figures_are_those_of_all_its_ranks(made: overlaplab.Run) -> None:
+    """Whichever of them are chosen."""
+    whole = overlaplab.pipeline_steps(made)
+    assert_frame_equal(overlaplab.pipeline_steps(made, Selection(ranks=(1,))), whole)
+    assert whole[["ranks", "stages"]].to_numpy().tolist() == [[2, 2]]
 
 
 def test_what_a_stage_waits_for_has_causes_of_its_own(made: overlaplab.Run) -> None:

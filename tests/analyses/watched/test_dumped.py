@@ -12,6 +12,7 @@ from ranks.warm_ranks import run_warm
 from schemas import expect_schema
 
 from overlaplab.analyses import dumped_collectives, dumped_stopped
+from overlaplab.analyses.watched.dumped import dumped_groups
 from overlaplab.load.flight_recorder import load_dumps
 
 SCRIPT = """
@@ -64,6 +65,32 @@ def test_what_a_ring_has_forgotten_tells_nothing(tmp_path: Path) -> None:
     ranks = [[dump_entry(n, n) for n in (1, 2, 3)], [dump_entry(n, n) for n in (3, 4)]]
     dumps = load_dumps(write_dumps(tmp_path, *ranks))
     assert dumped_collectives(dumps)["sequence"].tolist() == [3, 4]
+
+
+def test_groups_of_one_name_on_other_ranks_are_groups_of_their_own(tmp_path: Path) -> None:
+    """As in NCCL's `split_group`: the second pair has done more, and is no reason to wait for the first."""
+    pairs = (((0, 1), 2), ((2, 3), 4))
+    entries = [
+        [dump_entry(n, 10 * n + 3 * rank, process_group=["1", "mesh_tp"]) for n in range(1, count + 1)]
+        for ranks, count in pairs
+        for rank in ranks
+    ]
+    members = [{"1": list(ranks)} for ranks, _ in pairs for _ in ranks]
+    dumps = load_dumps(write_dumps(tmp_path, *entries, members=members))
+    table = dumped_collectives(dumps)
+    assert (dumped_groups(dumps), len(table), len(dumped_stopped(dumps))) == (2, 6, 0)
+    assert rows(table[["arrived", "late_ns"]].drop_duplicates()) == [[(0, 1), 3 * MS], [(2, 3), 3 * MS]]
+
+
+@pytest.mark.parametrize(("first_ms", "lacks"), [(10, True), (30, False)])
+def test_a_rank_lacks_what_it_launched_nothing_of(tmp_path: Path, first_ms: int, lacks: bool) -> None:
+    """Of a group that it is in; unless its ring begins later than the group's first collective."""
+    ranks = [[dump_entry(1, 10), dump_entry(1, 20, process_group=["1", "dp"])], [dump_entry(1, first_ms)]]
+    members = [{"0": [0, 1], "1": [0, 1]}] * 2
+    dumps = load_dumps(write_dumps(tmp_path, *ranks, members=members))
+    assert rows(dumped_collectives(dumps)[["group", "missing"]]) == [["default", ()], ["dp", (1,) if lacks else ()]]
+    stopped = dumped_stopped(dumps)[["rank", "group", "enqueued", "others_wait_in"]]
+    assert rows(stopped) == ([[1, "dp", 0, 1]] if lacks else [])
 
 
 def test_timed_collectives_and_disagreement(tmp_path: Path) -> None:

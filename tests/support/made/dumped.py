@@ -25,11 +25,15 @@ def dump_entry(sequence: int, at_ms: int, kind: str = "all_reduce", **more: Any)
     } | more
 
 
-def write_dumps(folder: Path, *ranks: Sequence[dict[str, Any]]) -> Path:
-    """A JSON file per rank."""
+def write_dumps(
+    folder: Path, *ranks: Sequence[dict[str, Any]], members: Sequence[dict[str, list[int]]] | None = None
+) -> Path:
+    """A JSON file per rank; `members`: of each, the ranks of the groups that it is in, by their names."""
     folder.mkdir(parents=True, exist_ok=True)
     for rank, entries in enumerate(ranks):
-        (folder / f"rank{rank}.json").write_text(json.dumps({"version": "2.10", "entries": entries}))
+        groups = {name: {"ranks": str(of_group)} for name, of_group in members[rank].items()} if members else {}
+        document = {"version": "2.10", "pg_config": groups, "entries": entries}
+        (folder / f"rank{rank}.json").write_text(json.dumps(document))
     return folder
 
 

@@ -22,7 +22,7 @@ Message = tuple[str, int]
 """`send` or `recv`, and the rank at the other end."""
 
 _KERNELS = {"allreduce": "ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)"}
-_SEND_RECV = "ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)"
+SEND_RECV = "ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)"
 
 
 class Rank:
@@ -47,7 +47,7 @@ class Rank:
     def message(self, one: Message, host: float, start: float, end: float, *, name: str = "1", size: int = 500) -> None:
         """By a kernel of its own."""
         told = self._called(one, name, host, size)
-        self.events += self._launched(_SEND_RECV, host + 0.5, start, end, stream=20, **told)
+        self.events += self._launched(SEND_RECV, host + 0.5, start, end, stream=20, **told)
 
     def batch(
         self, messages: Sequence[Message], host: float, start: float, end: float, *, name: str = "1", size: int = 500
@@ -57,7 +57,7 @@ class Rank:
             self._called(one, name, host + 2 * place, size)
         host += 2 * len(messages)
         self.events.append(event("nccl:coalesced", host, host + 2, cat="user_annotation"))
-        self.events += self._launched(_SEND_RECV, host, start, end, stream=20)
+        self.events += self._launched(SEND_RECV, host, start, end, stream=20)
 
     def _called(self, one: Message, name: str, host: float, size: int) -> dict[str, Any]:
         kind, other = one
