@@ -121,6 +121,8 @@ def save_sharded(path: Path, strategy: Strategy, optimizer: AdamW, step: int) ->
         if comm.rank == 0:
             with _explain_write_errors(path):
                 path.parent.mkdir(parents=True, exist_ok=True)
+                if old.exists() and not path.exists():  # a job was killed between the two renames of `end`
+                    old.rename(path)
                 for leftover in (temporary, old):
                     if leftover.exists():
                         shutil.rmtree(leftover)

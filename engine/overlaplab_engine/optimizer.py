@@ -23,7 +23,8 @@ class AdamW:
     """torch's AdamW over the parameters, or over fp32 copies of those in bfloat16 (Micikevicius et al. 2018)."""
 
     def __init__(self, parameters: Iterable[torch.Tensor], lr: float, units: Sequence[str] | None = None) -> None:
-        """Parameters that need no gradient are skipped. `units`, one for each parameter, are updated one by one, each
+        """Parameters that need no gradient are skipped. Of those with fp32 copies a state must be loaded before: the
+        next update writes the copies' values. `units`, one for each parameter, are updated one by one, each
         with a label; the numbers are the same.
         """
         tensors = list(parameters)

@@ -530,10 +530,16 @@ def saved_again_and_elsewhere(comm: Communicator) -> None:
 
 @scenario("write_data", "finish")
 def a_save_that_fails(comm: Communicator, where: str) -> None:
-    """On one rank, or at the very end: an older checkpoint stays as it was, and the next save comes through."""
+    """On one rank, or at the very end: an older checkpoint stays as it was, and the next save comes through.
+
+    It does also where a job was killed after the older one had made room for the newer one.
+    """
     run = Run(comm, ZERO3)
     path = folder(f"fails {where}")
     save_sharded(path, run.strategy, run.optimizer, 1)
+    if comm.rank == 0 and where == "write_data":
+        path.rename(path.with_name(f".{path.name}.old"))
+    comm.barrier()
     original = getattr(FileSystemWriter, where)
     if comm.rank == (0 if where == "finish" else comm.world_size - 1):
 

@@ -45,7 +45,8 @@ class RecordingRequest:
 
     def stop(self) -> None:
         if self._listening and threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGUSR2, self._former or signal.SIG_DFL)
+            if signal.getsignal(signal.SIGUSR2) == self._note:  # else somebody has set another one since
+                signal.signal(signal.SIGUSR2, self._former or signal.SIG_DFL)
             self._listening = False
 
     def is_due(self, step: int) -> bool:

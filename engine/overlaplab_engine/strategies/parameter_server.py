@@ -149,6 +149,8 @@ class AsynchronousServer(ParameterServer):
         self._prescale = 1.0
         self._running = False
         self._server = _Server(self, self._buckets, self._values) if self._serves else None
+        for module in model.modules():
+            module.register_load_state_dict_pre_hook(_refuse_load)  # type: ignore[no-untyped-call]
         others = comm.world_size - 1
         if options.max_staleness is not None and options.max_staleness < others:
             raise EngineError(
@@ -222,6 +224,11 @@ class AsynchronousServer(ParameterServer):
 
     def _match_others(self) -> None:
         """No rank waits for another one's backward pass."""
+
+
+def _refuse_load(*_: Any) -> None:
+    """The server's parameters are its own: what is loaded into the model would be overwritten by its next answer."""
+    raise EngineError("parameter-server with --asynchronous: load a state before the strategy is made")
 
 
 _MORE, _NO_MORE = torch.ones(1, dtype=torch.int64), torch.zeros(1, dtype=torch.int64)

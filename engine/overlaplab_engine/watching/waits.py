@@ -146,7 +146,9 @@ class Waits:
             if name == "wait" and cls is dist.Work:
                 raise AttributeError("torch.distributed.Work.wait")
             return
-        replacement = wraps(original)(wrap(original))
+        replacement: Any = wraps(original)(wrap(original))
+        # From a frame of the method's name pybind calls no override: so a user's subclass may call what it inherits.
+        replacement.__code__ = replacement.__code__.replace(co_name=name)
         setattr(cls, name, replacement)
 
         def restore() -> None:

@@ -16,6 +16,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, Self
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
@@ -80,7 +81,8 @@ class Watch:
         self._waits: Waits | None = None
         self._passes: Passes | None = None
         self._timers: list[DDPTimers] = []
-        self._groups: dict[int, tuple[Any, int]] = {}  # by id: pybind's objects compare by identity
+        self._groups: WeakKeyDictionary[Any, int] = WeakKeyDictionary()  # destroyed ones are let go
+        self._group_count = 0
         self._groups_lock = threading.Lock()
         self._looks: Looks | None = None
         self._lookout: Lookout | None = None
@@ -273,10 +275,9 @@ class Watch:
         cells = [Cell(CellKind.STEP, self._step, step_ns, flags=flags)]
         if self._data_ns is not None:
             cells.append(Cell(CellKind.DATA, self._step, self._data_ns))
-        cells += [
-            Cell(CellKind.ALL_REDUCE, number, duration_ns, group=self._number_group(group))
-            for group, number, duration_ns in self._waits.all_reduces
-        ]
+        for group, number, duration_ns in self._waits.all_reduces:
+            with suppress(KeyError):  # the group was destroyed within the step
+                cells.append(Cell(CellKind.ALL_REDUCE, number, duration_ns, group=self._number_group(group)))
         if self._looks is not None and self._looks.is_due:
             cells += self._look(LookFlag.STEP_ENDED, self._step + 1, 0)
         self._write(cells)
@@ -337,12 +338,14 @@ class Watch:
                 self._sums[CellKind.DDP_COMMUNICATION, step, group] += communication_ns
 
     def _number_group(self, group: Any) -> int:
+        """The group's number in the file. Raises KeyError if it was destroyed before it got one."""
         with self._groups_lock:
-            if id(group) not in self._groups:
+            if group not in self._groups:
                 assert self._log is not None
                 self._log.add("groups", _describe(group))
-                self._groups[id(group)] = group, len(self._groups)
-            return self._groups[id(group)][1]
+                self._groups[group] = self._group_count
+                self._group_count += 1
+            return self._groups[group]
 
     def note_recording(self, step: int, path: Path, reason: str) -> None:
         """Note a recording that begins before this step, and why."""

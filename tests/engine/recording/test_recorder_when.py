@@ -113,6 +113,15 @@ def test_a_signal_starts_a_recording(tmp_path: Path, model: nn.Module, heard: li
     assert signal.getsignal(signal.SIGUSR2) is handler
 
 
+def test_a_handler_that_was_set_later_stays(tmp_path: Path, model: nn.Module, heard: list[int]) -> None:
+    def later(number: int, frame: Any) -> None:
+        """The user's own, from now on."""
+
+    with Recorder(tmp_path, model, on_signal=True):
+        signal.signal(signal.SIGUSR2, later)
+    assert signal.getsignal(signal.SIGUSR2) is later
+
+
 def test_signals_are_for_the_main_thread(tmp_path: Path, model: nn.Module) -> None:
     recorder = Recorder(tmp_path, model, on_signal=True)
     with pytest.warns(UserWarning, match=r"nothing is recorded: .* on_signal needs start\(\) in the main thread"):

@@ -65,6 +65,18 @@ def the_device_holds_parameters_alone(comm: Communicator, name: StrategyName) ->
     assert offloaded["host"] == pytest.approx(4 * own, rel=0.05)  # in float64: values, gradients and two moments
 
 
+@scenario(StrategyName.ZERO2)
+def what_is_loaded_into_the_model_is_trained(comm: Communicator, name: StrategyName) -> None:
+    """The host's copies go on from it, also of a part of the model alone."""
+    trial = transformer_trial(comm, name, offload=True)
+    trial.step(0)
+    for model in (trial.strategy.model, trial.alone):
+        part = next(module for module in model.modules() if isinstance(module, torch.nn.LayerNorm))
+        model.load_state_dict({key: value / 2 for key, value in model.state_dict().items()})
+        part.load_state_dict({key: value + 0.25 for key, value in part.state_dict().items()})
+    trial.run()
+
+
 @scenario(*BOTH)
 def mutant_copies_are_not_waited_for(comm: Communicator, name: StrategyName) -> None:
     trial = transformer_trial(comm, name, offload=True)

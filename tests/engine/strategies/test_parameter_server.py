@@ -125,6 +125,14 @@ def one_worker_is_as_synchronous(comm: Communicator) -> None:
 
 
 @scenario()
+def loading_into_the_model_is_refused(comm: Communicator) -> None:
+    """The server would overwrite it."""
+    strategy = make(StrategyName.PARAMETER_SERVER, transformer(), comm, Options(asynchronous=True))
+    with pytest.raises(EngineError, match="load a state before the strategy is made"):
+        strategy.model.load_state_dict(transformer().state_dict())
+
+
+@scenario()
 def a_bound_below_what_is_possible(comm: Communicator) -> None:
     if comm.world_size > 1:
         with pytest.raises(EngineError, match=f"--max-staleness 0: with {comm.world_size - 1} other ranks"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import io
 import json
 import os
@@ -12,6 +13,7 @@ import sys
 import threading
 import time
 import warnings
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -321,6 +323,50 @@ def test_torch_has_the_methods_that_are_replaced() -> None:
     assert names & {"_reduce_scatter_base", "reduce_scatter_single"}
     assert "wait" in vars(dist.Work)
     assert callable(torch._C._autograd._profiler_enabled)
+
+
+def test_a_users_own_process_group_may_call_what_it_inherits(tmp_path: Path, model: nn.Module, group: None) -> None:
+    """As without a watch: pybind calls an override from every frame but one of the method's own name."""
+    calls = []
+
+    class Own(dist.ProcessGroup):
+        def allreduce(self, tensors: Any, options: Any) -> Any:
+            calls.append(tensors)
+            assert len(calls) < 50
+            return super().allreduce(tensors, options)
+
+    own, world = Own(0, 1), dist.group.WORLD
+    assert world is not None
+    gloo = dist.ProcessGroup.BackendType.GLOO
+    own._set_default_backend(gloo)
+    own._register_backend(torch.device("cpu"), gloo, world._get_backend(torch.device("cpu")))
+    with Watch(model, tmp_path, every=4, burst=3) as watch:
+        train(model, watch, 1)
+        own.allreduce([torch.ones(2)], dist.AllreduceOptions()).wait()
+        own.broadcast([torch.ones(2)], dist.BroadcastOptions()).wait()
+    assert len(calls) == 1
+
+
+@pytest.mark.parametrize("within", [True, False])
+def test_groups_that_are_destroyed_are_let_go(tmp_path: Path, model: nn.Module, group: None, within: bool) -> None:
+    """One that is destroyed within its step has no number, and no all-reduces."""
+    groups = []
+    with Watch(model, tmp_path, every=4, burst=3) as watch:
+        for _ in range(9):
+            passing = dist.new_group([0])
+            groups.append(weakref.ref(passing))
+            dist.all_reduce(torch.ones(2), group=passing)
+            if within:
+                dist.destroy_process_group(passing)
+            train(model, watch, 1)
+            if not within:
+                dist.destroy_process_group(passing)
+            del passing
+        gc.collect()
+        assert [each() for each in groups].count(None) >= 8
+    rank = rank0(tmp_path)
+    assert len(rank.cells_of_kind(CellKind.STEP)) == 9
+    assert (len(rank.cells_of_kind(CellKind.ALL_REDUCE)) == 0) is within
 
 
 def test_a_list_of_models_is_watched_as_the_models() -> None:

@@ -81,6 +81,18 @@ class Partitioned(Sharded):
             for module in unit.modules:
                 module.register_forward_pre_hook(partial(self._before_forward, unit), prepend=True)
         self._expect_parameters()
+        for module in model.modules() if self._host is not None else ():
+            module.register_load_state_dict_post_hook(self._take_loaded)  # type: ignore[no-untyped-call]
+
+    @torch.no_grad()
+    def _take_loaded(self, module: nn.Module, _: Any) -> None:
+        """A state was loaded into the device's parameters of a module: the host's copies go on from it."""
+        loaded = {id(parameter) for parameter in module.parameters(recurse=False)}
+        members = [member for member, parameter in enumerate(self.parameters) if id(parameter) in loaded]
+        for index in sorted({self._slots[member][0].index for member in members}):
+            flat = self._buckets[index].flat
+            self._wait_for_device_copy(flat)
+            flat.shard.copy_(flat.resident)
 
     def _make_bucket(self, index: int, members: list[int]) -> ShardedBucket:
         parameters = [self.parameters[m] for m in members]
