@@ -263,7 +263,10 @@ def step_lanes(
         words(_inline(ends), "begin", y, tones.ink, align="left", dx=6, fontWeight=600),
     ]
     title = what_if.lanes_title(step_ns, measured_ns)
-    subtitle = ["Both are played: a transfer begins when the last rank has come. Pale and dashed: predicted.", note]
+    subtitle = [
+        "Both are played: a transfer begins when the last recorded rank has come. Pale and dashed: predicted.",
+        note,
+    ]
     description = f"Four rows: a rank and its link, as recorded and as predicted. {title}."
     return finish(layers, title, subtitle, description, dark=dark, height=alt.Step(30))
 

@@ -8,7 +8,7 @@ from overlaplab.analyses.collectives import time_spent
 from overlaplab.findings.diagnosis.diagnose import Diagnosis
 from overlaplab.findings.diagnosis.unseen import why_waits_unknown
 from overlaplab.findings.thresholds import LARGE_COLLECTIVE
-from overlaplab.words import count, join_names, ms, percent, rank_word, rate
+from overlaplab.words import count, join_names, ms, percent, rank_word, rate, size_exact
 
 NO_COLLECTIVES = "This run has no collectives: nothing in its traces counts as communication between ranks."
 _ABSENT = "not all members' traces are here"
@@ -68,7 +68,7 @@ def _name_exposed(waited_ns: int, summary: pd.DataFrame | None) -> str:
 
 
 def bandwidth_title(with_bandwidth: pd.DataFrame, link_gb_per_s: float | None) -> str:
-    """How fast the largest collectives moved their data.
+    """How fast the largest collectives moved their data, those of at least half the bytes of the very largest.
 
     `with_bandwidth`: the rows of `overlaplab.analyses.each_collective` whose bus bandwidth and bytes are known.
     """
@@ -78,7 +78,8 @@ def bandwidth_title(with_bandwidth: pd.DataFrame, link_gb_per_s: float | None) -
     most = float(large["bus_gb_per_s"].astype("float64").median())
     bound = "at least " if with_bandwidth["bus_is_lower_bound"].any() else ""
     share = "" if link_gb_per_s is None else f": {percent(most, link_gb_per_s)} of the link's bandwidth"
-    return f"The largest collectives move {bound}{rate(most)}, in the median{share}"
+    least = size_exact(int(large["bytes"].min()))
+    return f"Collectives of {least} and more move {bound}{rate(most)}, in the median{share}"
 
 
 def bandwidth_remarks(table: pd.DataFrame, with_bandwidth: pd.DataFrame) -> list[str]:

@@ -10,7 +10,8 @@ import numpy as np
 import pandas as pd
 
 from overlaplab.analyses import delays
-from overlaplab.analyses.delays import busy_rows, busy_steps
+from overlaplab.analyses.delays import busy_rows, busy_steps, without_busy_steps
+from overlaplab.analyses.summary import summary
 from overlaplab.events import (
     Run,
     Sign,
@@ -292,11 +293,14 @@ def _busy_warnings(run: Run) -> Iterator[str]:
     if not len(table):  # on a sleeping device, and in other people's loops, the trace has no counts
         counts_as = "figures of these steps include that"
     steps = sorted(busy_steps(run))
+    left, left_out = without_busy_steps(run, summary(run))["step"], ""
+    if left.notna().any() and not left.isin(steps).any():
+        left_out = f". The verdict and the advice leave {'them' if len(steps) > 1 else 'it'} out"
     share = percent(worst["delayed_ns"], worst["span_ns"])
     yield (
         f"the machine was busy in step{'s' * (len(steps) > 1)} {numbers_named(steps)}: in step {worst['step']} the"
         f" computation of rank {worst['rank']} waited for a core {share} of the time{unit_words}{cores_words};"
-        f" {counts_as}"
+        f" {counts_as}{left_out}"
     )
 
 

@@ -106,7 +106,7 @@ def test_bandwidth_against_bytes_by_kind() -> None:
     }
     assert "shape" not in found["layer"][0]["encoding"]
     assert found["title"]["text"] == (
-        "The largest collectives move 312 MB/s, in the median: 250\u00a0% of the link's bandwidth"
+        "Collectives of 1.00 MB and more move 312 MB/s, in the median: 250\u00a0% of the link's bandwidth"
     )
     assert found["title"]["subtitle"][-1] == "emulated link 1Gbps,200us"
     assert "2 collectives as points" in found["description"]

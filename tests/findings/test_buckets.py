@@ -76,7 +76,7 @@ def test_the_bucket_that_held_others_names_its_last_gradient() -> None:
     ]
     assert late_sentences(late) == [
         "Bucket 3: p3.1 came last, 1.0 ms after the one before it, and then waited 1.5 ms for the busy link; 0.25 ms of"
-        " its transfer is exposed.",
+        " its communication is exposed.",
     ]
 
 
@@ -92,9 +92,9 @@ def test_a_parameter_held_a_bucket_only_if_that_would_have_been_launched_earlier
         2: {"earlier_ns": 0, "saved_ns": 0},
     }
     assert late_sentences(late.reset_index())[1] == (
-        "Bucket 1 was held by p1.1, 6.0 ms after the one before it; 3.0 ms of its transfer is exposed. Bucket 2 stood"
-        " ready and waited 1.0 ms for it. Without that delay it could have been launched 6.0 ms earlier, and 2.0 ms"
-        " less would be exposed."
+        "Bucket 1 was held by p1.1, 6.0 ms after the one before it; 3.0 ms of its communication is exposed. Bucket 2"
+        " stood ready and waited 1.0 ms for it. Without that delay it could have been launched 6.0 ms earlier, and"
+        " 2.0 ms less would be exposed."
     )
     prompt = table.assign(gradient_ready_ns=[(0, 2 * MS), (9_500_000, 10 * MS), (7 * MS, 9 * MS)])
     assert "held" not in " ".join(late_sentences(late_buckets(prompt))), "half a millisecond is no hold"
@@ -144,7 +144,7 @@ def test_unused_gradients_do_not_count() -> None:
     late = late_buckets(table)
     assert late["gap_ns"].isna().tolist() == [True, True]
     assert late_sentences(late)[0] == (
-        "Bucket 0: p0.1 came last, the only one in it; 5.0 ms of its transfer is exposed."
+        "Bucket 0: p0.1 came last, the only one in it; 5.0 ms of its communication is exposed."
     )
     assert "an unknown gradient" in late_sentences(late)[1]
 

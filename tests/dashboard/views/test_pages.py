@@ -54,7 +54,7 @@ def test_buckets_name_the_parameter_that_came_last(opened, runs: Path) -> None:
     line = next(text.value for text in app.text if text.value.startswith("Bucket 1: "))
     assert line == (
         "Bucket 1: body.weight came last, the only one in it, and then waited 0.096 ms for the busy link;"
-        " 0.35 ms of its transfer is exposed."
+        " 0.35 ms of its communication is exposed."
     )
     assert app.dataframe[0].value["exposed (ms)"].tolist() == [0.0, 0.35]
 
@@ -71,8 +71,9 @@ def test_buckets_of_anybodys_ddp_have_gradients_without_names(opened, tmp_path: 
     ]
     run_of(tmp_path / "strange", events)
     app = opened(tmp_path, page="buckets", run="strange")
-    assert "Bucket 0: gradient 1 (1024×8) came last, the only one in it; 0.033 ms of its transfer is exposed." in words(
-        app
+    assert (
+        "Bucket 0: gradient 1 (1024×8) came last, the only one in it; 0.033 ms of its communication is exposed."
+        in words(app)
     )
     assert "launched while a gradient is accumulated" in words(app)
     assert app.dataframe[0].value["last gradient"].tolist() == ["gradient 1 (1024×8)"]

@@ -60,7 +60,7 @@ def test_every_strategy_sleeps_as_long_as_it_is_told(runs: Path, name: StrategyN
     assert overlaplab.summary(overlaplab.load_run(runs / name))["span_ns"].sum() >= 2 * 4 * 6e6 * 0.9  # and no step
     updates_ms = sum(e["dur"] / 1000 for e in found if e["name"] == "sleep::update")
     whole_ms = 2 * 4 * 20
-    assert updates_ms >= (0.8 * whole_ms if told["traits"]["sharded"] == [] else 0.02 * whole_ms)  # 1/8, unevenly
+    assert updates_ms >= 0.5 * (whole_ms if told["traits"]["sharded"] == [] else 0.04 * whole_ms)  # 1/8, unevenly
     uses = [parse(e["name"]) for e in sorted(found, key=lambda e: e["ts"]) if "_use " in e["name"]]
     assert [(word, x["unit"], x["phase"]) for word, x in uses] == 2 * [
         (edge, unit, phase)
