@@ -73,7 +73,8 @@ def pipeline(table: pd.DataFrame, *, title: str, dark: bool = False, note: str |
             for part in drawn_parts
         ),
     ]
-    subtitle = ["The number is the microbatch. Hatched: bubble, time in which the stage's rank does nothing.", note]
+    reading = "The number is the microbatch. Hatched: bubble, time in which the stage's rank does nothing."
+    subtitle = [reading, "Drawn from the first action of any rank on: a rank's own step may begin earlier.", note]
     description = f"{len(names)} stages on a time axis: {', '.join(part for part, _ in fills)}. {title}."
     return finish(layers, title, subtitle, description, dark=dark, height=alt.Step(_ROW_PX))
 
