@@ -140,7 +140,11 @@ def _late_sentence(row: dict[Any, Any]) -> str:
     """Say which gradient came last and when, whether it or the link held up the bucket, and what that cost."""
     name = gradient_word(row["parameter"], row["arrival"], row["shape"])
     gap = "the only one in it" if pd.isna(row["gap_ns"]) else f"{ms(row['gap_ns'])} after the one before it"
-    waited = f", and then waited {ms(row['link_ns'])} for the busy link" if row["link_ns"] > PROMPT_LAUNCH_NS else ""
+    waited = (
+        f", and then waited {ms(row['link_ns'])} behind what was sent before it"
+        if row["link_ns"] > PROMPT_LAUNCH_NS
+        else ""
+    )
     exposed = f"{ms(row['exposed_ns'])} of its communication is exposed."
     if row["earlier_ns"] <= HELD_NS:
         return f"Bucket {row['index']}: {name} came last, {gap}{waited}; {exposed}"

@@ -75,8 +75,8 @@ def test_the_bucket_that_held_others_names_its_last_gradient() -> None:
         },
     ]
     assert late_sentences(late) == [
-        "Bucket 3: p3.1 came last, 1.0 ms after the one before it, and then waited 1.5 ms for the busy link; 0.25 ms of"
-        " its communication is exposed.",
+        "Bucket 3: p3.1 came last, 1.0 ms after the one before it, and then waited 1.5 ms behind what was sent before"
+        " it; 0.25 ms of its communication is exposed.",
     ]
 
 

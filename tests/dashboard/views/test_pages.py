@@ -53,7 +53,7 @@ def test_buckets_name_the_parameter_that_came_last(opened, runs: Path) -> None:
     app = opened(runs, "buckets", "bucketed")
     line = next(text.value for text in app.text if text.value.startswith("Bucket 1: "))
     assert line == (
-        "Bucket 1: body.weight came last, the only one in it, and then waited 0.096 ms for the busy link;"
+        "Bucket 1: body.weight came last, the only one in it, and then waited 0.096 ms behind what was sent before it;"
         " 0.35 ms of its communication is exposed."
     )
     assert app.dataframe[0].value["exposed (ms)"].tolist() == [0.0, 0.35]
