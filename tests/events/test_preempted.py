@@ -140,8 +140,8 @@ def test_where_the_recorder_told_the_ranks_from_others_its_verdict_counts(tmp_pa
         "figures of these steps include that",
     )
     steps = [step(3, 0, 100), op("mm", 0, 9), step(4, 100, 200), op("mm", 110, 119)]
-    (told,) = run_warnings(run_of(tmp_path / "other", steps, manifest=machine(busy=True, foreign_ns=None)))
-    assert told.endswith("figures of these steps include that. The verdict and the advice leave it out")
+    (warning,) = run_warnings(run_of(tmp_path / "other", steps, manifest=machine(busy=True, foreign_ns=None)))
+    assert warning.endswith("figures of these steps include that. The verdict and the advice leave it out")
 
 
 times = st.lists(st.integers(0, 10_000), min_size=2, max_size=30, unique=True).map(sorted)

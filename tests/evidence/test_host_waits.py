@@ -40,6 +40,6 @@ def test_a_host_that_begins_nothing_waits_for_what_it_launched(
     """What the profiler's options add are no acts of the host."""
     sent = {"Input Dims": [[[250]]], "Input type": ["TensorList"]}
     events = [step(0, 0, 100), op("mm", 5, 15), event("c10d::allreduce_", 20, 30, **sent), gloo(25, 60), *more]
-    trace = run_of(tmp_path, sorted(events, key=lambda one: float(one["ts"]))).traces[0]
+    trace = run_of(tmp_path, sorted(events, key=lambda fields: float(fields["ts"]))).traces[0]
     begun = trace.events["ts_ns"].min()
     assert ((host_waits(trace) - begun) // 1000).tolist() == expected

@@ -40,11 +40,8 @@ def test_a_step_that_a_rank_has_not_recorded_is_of_the_others_kind(
 ) -> None:
     """Every third step sends more."""
     ranks = [
-        [
-            one
-            for number in range(*recorded)
-            for one in (step(number, 100 * number, 100 * number + 99), gloo(100 * number, 100 * number + 9))
-        ]
+        [step(number, 100 * number, 100 * number + 99) for number in range(*recorded)]
+        + [gloo(100 * number, 100 * number + 9) for number in range(*recorded)]
         + [gloo(100 * number + 20, 100 * number + 29) for number in range(*recorded) if number % 3 == 2]
         for recorded in (first, second)
     ]

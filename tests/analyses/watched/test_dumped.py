@@ -84,7 +84,7 @@ def test_groups_of_one_name_on_other_ranks_are_groups_of_their_own(tmp_path: Pat
 
 @pytest.mark.parametrize(("first_ms", "lacks"), [(10, True), (30, False)])
 def test_a_rank_lacks_what_it_launched_nothing_of(tmp_path: Path, first_ms: int, lacks: bool) -> None:
-    """Of a group that it is in; unless its ring begins later than the group's first collective."""
+    """It must be in the group, and its ring must not begin later than the group's first collective."""
     ranks = [[dump_entry(1, 10), dump_entry(1, 20, process_group=["1", "dp"])], [dump_entry(1, first_ms)]]
     members = [{"0": [0, 1], "1": [0, 1]}] * 2
     dumps = load_dumps(write_dumps(tmp_path, *ranks, members=members))

@@ -329,21 +329,21 @@ def test_a_users_own_process_group_may_call_what_it_inherits(tmp_path: Path, mod
     """As without a watch: pybind calls an override from every frame but one of the method's own name."""
     calls = []
 
-    class Own(dist.ProcessGroup):
+    class UsersGroup(dist.ProcessGroup):
         def allreduce(self, tensors: Any, options: Any) -> Any:
             calls.append(tensors)
             assert len(calls) < 50
             return super().allreduce(tensors, options)
 
-    own, world = Own(0, 1), dist.group.WORLD
+    users_group, world = UsersGroup(0, 1), dist.group.WORLD
     assert world is not None
     gloo = dist.ProcessGroup.BackendType.GLOO
-    own._set_default_backend(gloo)
-    own._register_backend(torch.device("cpu"), gloo, world._get_backend(torch.device("cpu")))
+    users_group._set_default_backend(gloo)
+    users_group._register_backend(torch.device("cpu"), gloo, world._get_backend(torch.device("cpu")))
     with Watch(model, tmp_path, every=4, burst=3) as watch:
         train(model, watch, 1)
-        own.allreduce([torch.ones(2)], dist.AllreduceOptions()).wait()
-        own.broadcast([torch.ones(2)], dist.BroadcastOptions()).wait()
+        users_group.allreduce([torch.ones(2)], dist.AllreduceOptions()).wait()
+        users_group.broadcast([torch.ones(2)], dist.BroadcastOptions()).wait()
     assert len(calls) == 1
 
 
